@@ -1,0 +1,216 @@
+"""A campaign resolved: its variants, its boots in order, and every cell that they are planned to leave."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from campaign import config, lane
+from campaign.errors import CampaignError
+from campaign.expression import evaluate
+from campaign.files import digest
+from campaign.schema import Campaign, Constraint, Env, Flags, Lane, Venue
+from campaign.settings import PROTOCOLS, Point
+
+RESULTS = Path("results")
+
+
+@dataclass(frozen=True)
+class ResolvedVariant:
+    """A variant with the lane's flags and env under its own."""
+
+    name: str
+    label: str
+    note: str | None
+    flags: Flags
+    env: Env
+    fingerprint: str
+    blocked: Constraint | None
+    speculates: bool
+
+
+@dataclass(frozen=True)
+class Boot:
+    """The n-th start of a variant in the campaign's order."""
+
+    campaign: str
+    variant: str
+    name: str
+    blocked: bool
+
+    @property
+    def directory(self) -> Path:
+        """Where this boot and its cells leave their records."""
+        return RESULTS / self.campaign / self.variant / self.name
+
+    @property
+    def path(self) -> Path:
+        """The record of the boot itself."""
+        return self.directory / "boot.json"
+
+    @property
+    def warm_up_path(self) -> Path:
+        """The record of its warm-up."""
+        return self.directory / "warm_up.json"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One point of one instrument on one boot: the unit of measuring and of rerunning."""
+
+    boot: Boot
+    instrument: str
+    settings: Point
+    fingerprint: str
+
+    @property
+    def point(self) -> str:
+        """The point's name."""
+        return self.settings.name
+
+    @property
+    def path(self) -> Path:
+        """The outcome's file."""
+        return self.boot.directory / self.instrument / f"{self.point}.json"
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One campaign with its lane and venue, resolved and checked."""
+
+    name: str
+    campaign: Campaign
+    lane: Lane
+    venue: Venue
+    variants: dict[str, ResolvedVariant]
+    boots: tuple[Boot, ...]
+    cells: tuple[Cell, ...]
+
+    @property
+    def directory(self) -> Path:
+        """Where the campaign's results lie."""
+        return RESULTS / self.name
+
+    @property
+    def ledger(self) -> Path:
+        """The boot ledger: every boot attempt, appended."""
+        return self.directory / "boot_ledger.jsonl"
+
+    @cached_property
+    def by_key(self) -> dict[tuple[str, str, str, str], Cell]:
+        """Cells by (variant, boot, instrument, point)."""
+        return {(c.boot.variant, c.boot.name, c.instrument, c.point): c for c in self.cells}
+
+    @cached_property
+    def planned(self) -> list[str]:
+        """Variants that the order leaves out: planned and not yet measured."""
+        return [name for name in self.variants if name not in {boot.variant for boot in self.boots}]
+
+    def boot(self, variant: str, name: str) -> Boot:
+        """The boot of that variant and name; a CampaignError if the campaign has none."""
+        for boot in self.boots:
+            if (boot.variant, boot.name) == (variant, name):
+                return boot
+        raise CampaignError(f"{self.file}: order: has no boot {name} of {variant}.")
+
+    def cells_of(self, boot: Boot) -> list[Cell]:
+        """The cells of one boot, in the order in which they are measured."""
+        return [cell for cell in self.cells if cell.boot == boot]
+
+    @property
+    def file(self) -> Path:
+        """The campaign's file."""
+        return config.path_of("campaigns", self.name)
+
+
+def load(name: str) -> Matrix:
+    """Read and check a campaign with its lane and venue. Raises CampaignError on the first mistake."""
+    campaign = config.load_campaign(name)
+    served = config.load_lane(campaign.lane)
+    venue = config.load_venue(campaign.venue)
+    where = config.path_of("campaigns", name)
+    order = campaign.order if campaign.order is not None else list(campaign.variants)
+    _check_names(campaign, order, where)
+    variants = {key: _resolve(key, campaign, served, where) for key in campaign.variants}
+    _check_labels(variants, where)
+    boots = tuple(_boots(name, order, variants))
+    return Matrix(name, campaign, served, venue, variants, boots, tuple(_cells(campaign, boots, where)))
+
+
+def _resolve(name: str, campaign: Campaign, served: Lane, where: Path) -> ResolvedVariant:
+    variant = campaign.variants[name]
+    flags, env = lane.merged_flags(served, variant), lane.merged_env(served, variant)
+    lane_file = config.path_of("lanes", campaign.lane)
+    blocked = None
+    for number, constraint in enumerate(served.constraints):
+        key = f"{lane_file}: constraints.{number}.expression (variant {name} of {where.name})"
+        if not evaluate(constraint.expression, flags, env, key) and blocked is None:
+            blocked = constraint
+    return ResolvedVariant(
+        name=name,
+        label=variant.label or name,
+        note=variant.note,
+        flags=flags,
+        env=env,
+        fingerprint=lane.fingerprint(served, flags, env),
+        blocked=blocked,
+        speculates=served.speculates_if is not None
+        and evaluate(served.speculates_if, flags, env, f"{lane_file}: speculates_if (variant {name})"),
+    )
+
+
+def _boots(campaign: str, order: list[str], variants: dict[str, ResolvedVariant]) -> Iterator[Boot]:
+    made: Counter[str] = Counter()
+    for variant in order:
+        made[variant] += 1
+        yield Boot(campaign, variant, f"b{made[variant]}", variants[variant].blocked is not None)
+
+
+def _cells(campaign: Campaign, boots: tuple[Boot, ...], where: Path) -> Iterator[Cell]:
+    for boot in boots:
+        seen: set[tuple[str, str]] = set()
+        for number, block in enumerate(campaign.instruments):
+            if block.variants is not None and boot.variant not in block.variants:
+                continue
+            if block.boots is not None and boot.name not in block.boots:
+                continue
+            for point in block.points():
+                if (block.instrument, point.name) in seen:
+                    raise CampaignError(
+                        f"{where}: instruments.{number}: the point {point.name} of {block.instrument} is in two "
+                        f"blocks for the variant {boot.variant}; take it out of one."
+                    )
+                seen.add((block.instrument, point.name))
+                yield Cell(boot, block.instrument, point, instrument_fingerprint(block.instrument, point))
+
+
+def instrument_fingerprint(instrument: str, point: Point) -> str:
+    """The digest of what measures and how: protocol and settings, without patience (timeouts)."""
+    settings = point.model_dump(mode="json", exclude={"timeout_s"})
+    return digest({"instrument": instrument, "protocol": PROTOCOLS[instrument], "settings": settings})
+
+
+def _check_names(campaign: Campaign, order: list[str], where: Path) -> None:
+    known = ", ".join(campaign.variants)
+    uses = [("baseline", campaign.baseline), *(("order", name) for name in order)]
+    for number, block in enumerate(campaign.instruments):
+        uses += [(f"instruments.{number}.variants", name) for name in block.variants or []]
+    for key, name in uses:
+        if name not in campaign.variants:
+            raise CampaignError(f"{where}: {key}: {name} is no variant of this campaign ({known}).")
+    if not order:
+        raise CampaignError(f"{where}: order: names no variant; name one, or leave the key out.")
+
+
+def _check_labels(variants: dict[str, ResolvedVariant], where: Path) -> None:
+    first: dict[str, str] = {}
+    for variant in variants.values():
+        if variant.label in first:
+            raise CampaignError(
+                f"{where}: variants.{variant.name}.label: {variant.label!r} is also the label of "
+                f"{first[variant.label]}; give each variant its own."
+            )
+        first[variant.label] = variant.name
