@@ -180,8 +180,8 @@ def _cells(campaign: Campaign, boots: tuple[Boot, ...], where: Path) -> Iterator
             for point in block.points():
                 if (block.instrument, point.name) in seen:
                     raise CampaignError(
-                        f"{where}: instruments.{number}: the point {point.name} of {block.instrument} is in two "
-                        f"blocks for the variant {boot.variant}; take it out of one."
+                        f"{where}: instruments.{number}: the point {point.name} of {block.instrument} is in "
+                        f"two blocks for the variant {boot.variant}; take it out of one."
                     )
                 seen.add((block.instrument, point.name))
                 yield Cell(boot, block.instrument, point, instrument_fingerprint(block.instrument, point))
