@@ -1,8 +1,8 @@
 """Server-sent events from timed socket reads: which event was complete at which moment.
 
 The grammar is that of the HTML standard, section 9.2.6: lines end in LF, CR or CRLF, a byte-order mark may
-lead, one space after the colon is dropped, a line that starts with a colon is a comment, a blank line completes
-an event.
+lead, one space after the colon is dropped, a line that starts with a colon is a comment, a blank line
+completes an event.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 What counts. A *delta* is an event that carries a token: content, reasoning, a tool call, or token ids. The
 role chunk, comments and usage chunks carry none. Deltas that arrive together are one *step* of the engine as
-far as a client can see. Tokens are only ever counted by the server (usage, timings, token ids), never by events.
+far as a client can see. Only the server counts tokens (usage, timings, token ids); events are not tokens.
 
 Decode rate. The usual (completion_tokens - 1) / (t_last - t_first) takes the first step for one token; under
 speculative decoding it is several. Here the rate is (n_last - n_first) / (t_last - t_first), with n_first and
@@ -38,8 +38,8 @@ class StreamReading:
 
     `decode_tps` is None unless `outcome` is "ok". Where n_first is unknown it is the usual formula, and
     `decode_low_tps`/`decode_high_tps` bound the true rate. `decode_formula_tps` is always the usual formula,
-    for comparison with tools that use it. `prefill_tps` is the uncached part of the prompt over TTFT, withheld
-    after a prefix-cache hit. `engine` holds the server's own timings (llama.cpp's `timings`, in ms).
+    for comparison with tools that use it. `prefill_tps` is the prompt's uncached part over TTFT, withheld
+    when the prefix cache was hit. `engine` holds the server's own timings (llama.cpp's `timings`, in ms).
     """
 
     outcome: StreamOutcome
