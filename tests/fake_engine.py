@@ -8,8 +8,8 @@ time.perf_counter(): these are the truth that an instrument is compared with.
                                 [--tokens-per-delta K] [--quirk NAME[=VALUE] …] [--log FILE]
 
 Quirks can also ride on a request's model name: "fake+error-mid=4+no-usage". VALUE is a count of tokens if the
-list doesn't say otherwise. The last line is of the process, not of a request; die-request counts all completions,
-those of a readiness check among them.
+list doesn't say otherwise. The last line is of the process, not of a request; die-request counts all
+completions, those of a readiness check among them.
 
     error-500 error-first error-mid[=N] drop[=N] close[=N] early-stop[=N] hang hang-mid[=N] empty done-only
     not-sse hidden-thinking[=N] one-delta buffered reasoning[=N] role-early tool-calls no-usage no-continuous
@@ -35,9 +35,12 @@ from typing import Any
 from wire import choices, chunk, context_error, error, event, send, send_json
 
 TEMPLATE_TOKENS = 8
-QUIRKS = set(
-    ["error-500", "error-first", "error-mid", "drop", "close", "early-stop", "hang", "hang-mid", "empty", "done-only", "not-sse", "hidden-thinking", "one-delta", "buffered", "reasoning", "role-early", "tool-calls", "no-usage", "no-continuous", "no-timings", "cached", "busy", "no-metrics", "die-request", "die-after", "slow-load", "exit-boot"]
-)
+NAMES = """
+    error-500 error-first error-mid drop close early-stop hang hang-mid empty done-only not-sse hidden-thinking
+    one-delta buffered reasoning role-early tool-calls no-usage no-continuous no-timings cached busy no-metrics
+    die-request die-after slow-load exit-boot
+"""
+QUIRKS = frozenset(NAMES.split())
 Quirks = dict[str, str]
 
 
