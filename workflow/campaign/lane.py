@@ -11,7 +11,7 @@ from typing import Any
 
 from campaign.errors import CampaignError
 from campaign.files import digest, sha256_of
-from campaign.schema import Env, Flags, Lane, Model, Variant
+from campaign.schema import Constraint, Env, Flags, Lane, Model, Variant
 from campaign.settings import PROTOCOLS
 
 
@@ -108,7 +108,7 @@ def package_versions(names: list[str]) -> dict[str, str | None]:
     return versions
 
 
-def identity(lane: Lane, flags: Flags, env: Env) -> Mapping[str, Any]:
+def identity(lane: Lane, flags: Flags, env: Env, blocked: Constraint | None = None) -> Mapping[str, Any]:
     """Everything that makes one variant another one to measure; no port, no path of this machine."""
     carriers = [lane.model.package] if lane.model.package else []
     return {
@@ -121,9 +121,10 @@ def identity(lane: Lane, flags: Flags, env: Env) -> Mapping[str, Any]:
         "model": lane.model.model_dump(),
         "packages": package_versions([*lane.packages, *carriers]),
         "warm_up": lane.warm_up.model_dump(),
+        "blocked": blocked.name if blocked else None,
     }
 
 
-def fingerprint(lane: Lane, flags: Flags, env: Env) -> str:
+def fingerprint(lane: Lane, flags: Flags, env: Env, blocked: Constraint | None = None) -> str:
     """The digest of a variant's identity."""
-    return digest(identity(lane, flags, env))
+    return digest(identity(lane, flags, env, blocked))

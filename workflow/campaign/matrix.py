@@ -118,7 +118,18 @@ class Matrix:
 
     def cells_of(self, boot: Boot) -> list[Cell]:
         """The cells of one boot, in the order in which they are measured."""
-        return [cell for cell in self.cells if cell.boot == boot]
+        return self._by_boot.get(boot, [])
+
+    @cached_property
+    def _by_boot(self) -> dict[Boot, list[Cell]]:
+        grouped: dict[Boot, list[Cell]] = {}
+        for cell in self.cells:
+            grouped.setdefault(cell.boot, []).append(cell)
+        return grouped
+
+    def identity_of(self, boot: Boot, cell: Cell | None = None) -> str:
+        """What tells that a record is stale: the variant's fingerprint, and a cell's instrument's."""
+        return "-".join([self.variants[boot.variant].fingerprint, *([cell.fingerprint] if cell else [])])
 
     @property
     def file(self) -> Path:
@@ -155,7 +166,7 @@ def _resolve(name: str, campaign: Campaign, served: Lane, where: Path) -> Resolv
         note=variant.note,
         flags=flags,
         env=env,
-        fingerprint=lane.fingerprint(served, flags, env),
+        fingerprint=lane.fingerprint(served, flags, env, blocked),
         blocked=blocked,
         speculates=served.speculates_if is not None
         and evaluate(served.speculates_if, flags, env, f"{lane_file}: speculates_if (variant {name})"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import socket
@@ -50,6 +51,10 @@ class ProcessId:
     def dump(self) -> Mapping[str, Any]:
         """Plain data for a JSON file."""
         return asdict(self)
+
+    def json(self) -> str:
+        """The same as one line of JSON, as an environment variable carries it."""
+        return json.dumps(self.dump())
 
     @property
     def here(self) -> bool:

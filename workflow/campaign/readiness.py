@@ -32,7 +32,7 @@ def headers(endpoint: Endpoint) -> dict[str, str]:
 
 
 def wait(endpoint: Endpoint, budget_s: float, died: Callable[[], bool]) -> float:
-    """Seconds until the engine generated its first token. Raises NotReady if it dies, refuses or takes too long."""
+    """Seconds until the engine's first token. Raises NotReady if it dies, refuses or takes too long."""
     began = time.monotonic()
     pause, refused_since, last = FIRST_WAIT_S, None, "no answer yet"
     while (waited := time.monotonic() - began) < budget_s:

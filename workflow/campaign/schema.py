@@ -113,6 +113,11 @@ class Lane(Strict):
     ready_timeout_s: Seconds = Field(
         default=7200.0, description="Longest time from start to the first token."
     )
+    max_boots: Annotated[int, Field(ge=1)] = Field(
+        default=3,
+        description="Most boots that one run spends on one boot of a variant whose engine keeps dying; the cells "
+        "left over are not run.",
+    )
     stop_timeout_s: Seconds = Field(default=30.0, description="Time to stop by itself before it is killed.")
     warm_up: WarmUp = Field(default=WarmUp(), description="Requests made after each boot and discarded.")
     constraints: list[Constraint] = Field(default=[], description="What the lane can't do.")

@@ -1,0 +1,151 @@
+"""What the Snakefile asks of the campaigns: targets, fingerprints, order, resources. Pure lookups."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from campaign import config
+from campaign.errors import CampaignError
+from campaign.files import digest
+from campaign.matrix import Boot, Cell, Matrix, load
+
+TEMPLATES = Path(__file__).parents[1] / "templates"
+Lookup = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All campaigns of a run. Functions that take `wildcards` are input, params and priority functions."""
+
+    matrices: dict[str, Matrix]
+    keep_engine: bool
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Plan:
+        """Load every campaign that config/config.yaml, or --config campaigns=a,b, names."""
+        chosen = config.load_settings(settings)
+        names = chosen.campaigns
+        for name in names:
+            if names.count(name) > 1:
+                raise CampaignError(f"config/config.yaml: campaigns: {name} is named twice; name it once.")
+        return cls({name: load(name) for name in names}, chosen.keep_engine)
+
+    @property
+    def records(self) -> list[str]:
+        """Every record of every boot and cell."""
+        return [path for matrix in self.matrices.values() for path in _records(matrix)]
+
+    @property
+    def reports(self) -> list[str]:
+        """Every campaign's writeup."""
+        return [f"reports/{name}.md" for name in self.matrices]
+
+    @property
+    def templates(self) -> list[str]:
+        """The templates that a report is rendered from, relative to the working directory."""
+        return sorted(os.path.relpath(path) for path in TEMPLATES.glob("*.j2"))
+
+    @property
+    def venues(self) -> list[str]:
+        """The resource of each venue that a campaign uses."""
+        return sorted({_resource(matrix) for matrix in self.matrices.values()})
+
+    @property
+    def venue_resources(self) -> dict[str, Lookup]:
+        """One unit of its campaign's venue for each job, none of another's."""
+
+        def units(venue: str) -> Lookup:
+            return lambda wildcards: int(_resource(self.matrices[wildcards.campaign]) == venue)
+
+        return {venue: units(venue) for venue in self.venues}
+
+    def pattern(self, wildcard: str) -> str:
+        """The names that a wildcard may take, as a regular expression."""
+        names = set(self.matrices)
+        if wildcard == "variant":
+            names = {variant for matrix in self.matrices.values() for variant in matrix.variants}
+        return "|".join(sorted(re.escape(name) for name in names))
+
+    def campaign_records(self, wildcards: Any) -> list[str]:
+        """Every record of one campaign."""
+        return _records(self.matrices[wildcards.campaign])
+
+    def boot_fingerprint(self, wildcards: Any) -> str:
+        """The identity of a boot's variant."""
+        matrix = self.matrices[wildcards.campaign]
+        return matrix.identity_of(matrix.boot(wildcards.variant, wildcards.boot))
+
+    def cell_fingerprint(self, instrument: str) -> Lookup:
+        """The identity of a cell's variant and instrument, by wildcards."""
+
+        def of(wildcards: Any) -> str:
+            cell = self._cell(instrument, wildcards)
+            return self.matrices[wildcards.campaign].identity_of(cell.boot, cell)
+
+        return of
+
+    def campaign_fingerprint(self, wildcards: Any) -> str:
+        """What the summary holds beyond the outcomes: the plan and its labels."""
+        matrix = self.matrices[wildcards.campaign]
+        labels = [(v.name, v.label, v.note, v.fingerprint) for v in matrix.variants.values()]
+        return digest([labels, _records(matrix)])
+
+    def prose_fingerprint(self, wildcards: Any) -> str:
+        """What the report says in the words of the config files."""
+        matrix = self.matrices[wildcards.campaign]
+        texts = [matrix.campaign.model_dump(mode="json"), matrix.lane.model_dump(mode="json")]
+        return digest([*texts, matrix.venue.model_dump(mode="json")])
+
+    def boot_priority(self, wildcards: Any) -> int:
+        """All of one boot before the next boot of its venue, in the campaign's order."""
+        return self._ranks[wildcards.campaign, wildcards.variant, wildcards.boot]
+
+    def warm_up_priority(self, wildcards: Any) -> int:
+        """As its boot; the edges put it after the boot and before the cells."""
+        return self.boot_priority(wildcards)
+
+    def cell_priority(self, instrument: str) -> Lookup:
+        """The cells of a boot in the order in which the campaign writes its instruments."""
+        return lambda wildcards: self._ranks[wildcards.campaign, *_key(instrument, wildcards)]
+
+    def _cell(self, instrument: str, wildcards: Any) -> Cell:
+        matrix = self.matrices[wildcards.campaign]
+        cell = matrix.by_key.get(_key(instrument, wildcards))
+        if cell is None:
+            where = f"{wildcards.variant} {wildcards.boot} {instrument} {wildcards.point}"
+            raise CampaignError(f"{matrix.file}: plans no cell {where}.")
+        return cell
+
+    @cached_property
+    def _ranks(self) -> dict[tuple[str, ...], int]:
+        """Priorities by (campaign, variant, boot[, instrument, point]); the first job has the highest."""
+        keys: list[tuple[str, ...]] = []
+        for name, matrix in self.matrices.items():
+            for boot in matrix.boots:
+                keys.append((name, boot.variant, boot.name))
+                keys += [(name, *_cell_key(cell)) for cell in matrix.cells_of(boot)]
+        return {key: len(keys) - rank for rank, key in enumerate(keys)}
+
+
+def _records(matrix: Matrix) -> list[str]:
+    boots: list[Boot] = list(matrix.boots)
+    paths = [path for boot in boots for path in (boot.path, boot.warm_up_path)]
+    return [str(path) for path in [*paths, *(cell.path for cell in matrix.cells)]]
+
+
+def _resource(matrix: Matrix) -> str:
+    return "venue_" + re.sub(r"\W", "_", matrix.campaign.venue)
+
+
+def _key(instrument: str, wildcards: Any) -> tuple[str, str, str, str]:
+    return wildcards.variant, wildcards.boot, instrument, wildcards.point
+
+
+def _cell_key(cell: Cell) -> tuple[str, str, str, str]:
+    return cell.boot.variant, cell.boot.name, cell.instrument, cell.point
