@@ -145,14 +145,14 @@ def groups(results: Results, states: Iterable[State]) -> list[Group]:
 
 
 def _state(matrix: Matrix, boot: Boot, outcome: Outcome | None, instrument: str | None) -> State:
-    """A constraint speaks for a file that isn't there or is stale; a lifted one makes its records stale."""
+    """A constraint speaks for a file that isn't there or is stale: no boot will be spent on it."""
     if outcome is None:
         return "blocked" if boot.blocked else MISSING
     found = outcome.fingerprint
     unlike = _unlike(found.variant, matrix.variants[boot.variant].fingerprint, outcome.recorded)
     if instrument is not None:
         unlike = unlike or _unlike(found.instrument, instrument, outcome.recorded)
-    if unlike or (outcome.status == "blocked" and not boot.blocked):
+    if unlike:
         return "blocked" if boot.blocked else STALE
     return outcome.status
 
@@ -170,7 +170,8 @@ def _reason(matrix: Matrix, cell: Cell, state: State, outcome: Outcome | None) -
     constraint = matrix.variants[cell.boot.variant].blocked
     if constraint is None:
         return None
-    return Reason(cls=constraint.name, summary=constraint.reason, evidence=constraint.expression)
+    summary = f"{constraint.name}: {constraint.reason}"
+    return Reason(cls="constraint", summary=summary, evidence=constraint.expression)
 
 
 def _check_identity(path: Path, outcome: Outcome, planned: tuple[str | None, ...]) -> None:
