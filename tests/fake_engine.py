@@ -36,9 +36,9 @@ from wire import choices, chunk, context_error, error, event, send, send_json
 
 TEMPLATE_TOKENS = 8
 NAMES = """
-    error-500 error-first error-mid drop close early-stop hang hang-mid empty done-only not-sse hidden-thinking
-    one-delta buffered reasoning role-early tool-calls no-usage no-continuous no-timings cached busy no-metrics
-    die-request die-after slow-load exit-boot
+    error-500 error-first error-mid drop close early-stop hang hang-mid empty done-only not-sse
+    hidden-thinking one-delta buffered reasoning role-early tool-calls no-usage no-continuous no-timings
+    cached busy no-metrics die-request die-after slow-load exit-boot
 """
 QUIRKS = frozenset(NAMES.split())
 Quirks = dict[str, str]

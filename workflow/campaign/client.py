@@ -1,36 +1,148 @@
-"""The machine that measures, as an outcome's provenance tells it: no host name, no path."""
+"""Streamed requests as raw timed reads: what came off the socket when, and how it ended. No parsing.
+
+Parsing waits until all answers of a pass are in, so that no stream's reads are late for another's JSON.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
-import platform
-from pathlib import Path
-from typing import Any
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
 
-import psutil
+import httpx
 
-from campaign.lane import package_versions
+from campaign.settings import Endpoint
+from campaign.stream import Ending
 
-PACKAGES = ["snakemake", "httpx"]
+MAX_BODY_BYTES = 64 * 1024 * 1024
+CONNECT_WITHIN_S = 10.0
+AFTER_DONE_S = 1.0
+"""How long the end of a body may take after [DONE], so that its connection can be used again."""
+LAG_EVERY_S = 0.005
 
-
-def describe() -> dict[str, Any]:
-    """CPU model, usable cores, memory in GiB, operating system, Python and package versions."""
-    return {
-        "cpu": _cpu(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "os": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "python": platform.python_version(),
-        "packages": package_versions(PACKAGES),
-    }
+_DONE = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\]\s*$")
 
 
-def _cpu() -> str | None:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        return platform.processor() or None
-    return platform.processor() or None
+@dataclass
+class RawAnswer:
+    """One answer: reads as (seconds since `t0`, bytes), and how it ended.
+
+    `t0` is the moment on time.perf_counter() at which the request's first byte was about to be sent, on a
+    connection already open. `unreachable` says that no connection came about, `detail` why it ended badly.
+    """
+
+    t0: float
+    reads: list[tuple[float, bytes]] = field(default_factory=list)
+    ending: Ending = "clean"
+    status: int = 200
+    content_type: str | None = None
+    unreachable: bool = False
+    detail: str | None = None
+
+
+@dataclass(frozen=True)
+class Flight:
+    """Answers to requests sent at once; `lag_s` is the longest that the event loop was away meanwhile."""
+
+    answers: list[RawAnswer]
+    lag_s: float
+
+
+class Client:
+    """Keep-alive connections to one endpoint, and the event loop that they live in."""
+
+    def __init__(self, endpoint: Endpoint, timeout_s: float) -> None:
+        self._url = endpoint.base_url.rstrip("/")
+        self._timeout_s = timeout_s
+        key = os.environ.get(endpoint.api_key_env or "")
+        self._headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        self._runner = asyncio.Runner()
+
+    def __enter__(self) -> Self:
+        self._http = httpx.AsyncClient(
+            headers=self._headers,
+            timeout=httpx.Timeout(self._timeout_s, connect=min(CONNECT_WITHIN_S, self._timeout_s)),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            trust_env=False,
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._runner.run(self._http.aclose())
+        self._runner.close()
+
+    def send(self, bodies: Sequence[dict[str, Any]]) -> Flight:
+        """Post the bodies to /chat/completions at once, over open connections, and read the answers."""
+        return self._runner.run(self._together(bodies))
+
+    async def _together(self, bodies: Sequence[dict[str, Any]]) -> Flight:
+        url = f"{self._url}/chat/completions"
+        requests = [self._http.build_request("POST", url, json=body) for body in bodies]
+        await asyncio.gather(*(self._warm() for _ in bodies))
+        lag = asyncio.create_task(_lag())
+        answers = await asyncio.gather(*(self._answer(request) for request in requests))
+        lag.cancel()
+        return Flight(list(answers), await lag)
+
+    async def _warm(self) -> None:
+        """Have a connection open and idle; whatever is wrong will show in the request itself."""
+        with contextlib.suppress(httpx.HTTPError, TimeoutError):
+            async with asyncio.timeout(CONNECT_WITHIN_S):
+                await self._http.get(f"{self._url}/models")
+
+    async def _answer(self, request: httpx.Request) -> RawAnswer:
+        answer = RawAnswer(time.perf_counter())
+
+        async def trace(name: str, _: dict[str, Any]) -> None:
+            # A connection that had to be opened after all is no part of the engine's time.
+            if name == "http11.send_request_headers.started":
+                answer.t0 = time.perf_counter()
+
+        request.extensions["trace"] = trace
+        try:
+            async with asyncio.timeout(self._timeout_s) as limit:
+                await self._read(request, answer, limit)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            answer.unreachable, answer.ending, answer.detail = True, "reset", str(error)
+        except (TimeoutError, httpx.TimeoutException):
+            answer.ending, answer.detail = "timeout", f"no end of the answer within {self._timeout_s:g} s"
+        except httpx.HTTPError as error:
+            answer.ending, answer.detail = "reset", str(error) or type(error).__name__
+        return answer
+
+    async def _read(self, request: httpx.Request, answer: RawAnswer, limit: asyncio.Timeout) -> None:
+        response = await self._http.send(request, stream=True)
+        try:
+            answer.status = response.status_code
+            answer.content_type = response.headers.get("content-type")
+            size, tail = 0, b""
+            async for data in response.aiter_raw():
+                answer.reads.append((time.perf_counter() - answer.t0, data))
+                size += len(data)
+                if size > MAX_BODY_BYTES:
+                    answer.ending = "oversized"
+                    return
+                tail = (tail + data[-32:])[-32:]
+                if _DONE.search(tail):
+                    limit.reschedule(asyncio.get_running_loop().time() + AFTER_DONE_S)
+        finally:
+            await response.aclose()
+
+
+async def _lag() -> float:
+    """The longest overshoot of a short sleep until cancelled: what the loop was late by at worst."""
+    worst = 0.0
+    with contextlib.suppress(asyncio.CancelledError):
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(LAG_EVERY_S)
+            worst = max(worst, time.perf_counter() - before - LAG_EVERY_S)
+    return worst

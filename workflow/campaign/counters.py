@@ -1,4 +1,4 @@
-"""What an engine counts of itself: /metrics of llama.cpp (with --metrics), vLLM and SGLang, around a measurement.
+"""What an engine counts of itself around a measurement: /metrics of llama.cpp (--metrics), vLLM and SGLang.
 
 A Window takes a snapshot before and after, and samples while the measurement runs. A counter that the engine
 doesn't have is None, and so is a difference across a restart.
@@ -66,13 +66,13 @@ COUNTERS = (
 GAUGES = ("kv_use", "acceptance_gauge")
 """Gauges that are a property of the engine, not a sum over its workers."""
 PREFIXES = {"llamacpp:": "llama.cpp", "vllm:": "vllm", "sglang:": "sglang"}
-EXACT_PROMPT_ENGINES = frozenset({"llama.cpp"})
-"""Engines whose prompt counter leaves cached tokens out."""
+EXACT_ENGINES = frozenset({"llama.cpp"})
+"""Engines whose counters grow by just what usage says; their prompt counter leaves cached tokens out."""
 SAMPLE_EVERY_S = 0.25
 ANSWER_WITHIN_S = 5.0
 SETTLE_WITHIN_S = 2.0
 SLACK_TOKENS = 8
-"""Tokens a request that an engine may count beyond usage: a begin-of-text token, a rejected or overshot draft."""
+"""Tokens a request that other engines may count beyond usage: begin-of-text, an overshot draft."""
 
 
 @dataclass(frozen=True)
@@ -223,29 +223,31 @@ class Window:
         return Acceptance(gauge, "the engine's gauge after the window") if gauge else None
 
     def foreign(
-        self, requests: int, concurrency: int, prompt: int | None, generated: int | None
+        self, requests: int, concurrency: int, prompt: int | None, cached: int | None, generated: int | None
     ) -> str | None:
         """One sentence if someone else used the engine in the window, None if nothing shows that.
 
-        `requests` were ours, at most `concurrency` at once, of `prompt` uncached and `generated` tokens in all
-        (None where unknown, so that nothing can be compared).
+        `requests` were ours, at most `concurrency` at once, with `prompt` tokens in all, `cached` of them
+        from the prefix cache, and `generated` tokens; None where usage didn't say: then nothing is compared.
         """
         if self.before is None or self.after is None:
             return None
         for when, seen, ours in self._seen(concurrency):
             if seen is not None and seen > ours:
                 return f"{seen:g} requests were in the engine {when}, at most {ours} of them ours"
-        if prompt is not None and self.before.engine not in EXACT_PROMPT_ENGINES:
-            prompt += int(self.delta("cached_tokens") or 0)
+        exact = self.before.engine in EXACT_ENGINES
+        if prompt is not None and exact:
+            prompt -= cached or 0
+        slack = requests * (1 if exact else SLACK_TOKENS)
         limits = (
             ("requests", requests, 0),
-            ("prompt_tokens", prompt, SLACK_TOKENS * requests),
-            ("generated_tokens", generated, SLACK_TOKENS * requests),
+            ("prompt_tokens", prompt, slack),
+            ("generated_tokens", generated, slack),
         )
-        for name, ours, slack in limits:
+        for name, expected, spare in limits:
             grown = self.delta(name)
-            if ours is not None and grown is not None and grown > ours + slack:
-                return f"the engine counted {grown:g} {name.replace('_', ' ')}, ours were {ours}"
+            if expected is not None and grown is not None and grown > expected + spare:
+                return f"the engine counted {grown:g} {name.replace('_', ' ')}, ours were {expected}"
         return None
 
     def _seen(self, concurrency: int) -> Iterable[tuple[str, float | None, int]]:
