@@ -1,4 +1,4 @@
-"""A small campaign written into the current directory, and outcomes for its cells as a run would leave them."""
+"""A small campaign in the current directory, and outcomes for its cells as a run would leave them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from markdown_it import MarkdownIt
-
 from campaign import ledger, matrix
 from campaign.matrix import Boot, Cell, Matrix
 from campaign.outcome import Fingerprint, Metric, Outcome, Reason
+from markdown_it import MarkdownIt
 
 CAMPAIGN: dict[str, Any] = {
     "title": "Toy - performance A/B",

@@ -16,7 +16,7 @@ from campaign.matrix import ResolvedVariant
 from campaign.outcome import Outcome, Reason
 from campaign.schema import Env, Flags
 from campaign.summary import visible
-from campaign.tables import Rows
+from campaign.tables import Rows, told
 
 UNPRINTED: tuple[State, ...] = ("failed", "invalid", "unmeasured", "not_run", "blocked")
 
@@ -38,7 +38,7 @@ def arms(results: Results) -> str:
                 ", ".join(str(place + 1) for place in places[variant.name]) or DASH,
                 inline(variant.label),
                 "baseline" if variant is baseline else changes(baseline, variant),
-                "blocked" if variant.blocked else f"{ready} of {len(boots)}",
+                _boots(variant, ready, len(boots)),
                 ", ".join(format.median(time, format.duration) for time in times) or DASH,
                 inline(variant.note or ""),
             ]
@@ -58,19 +58,20 @@ def changes(baseline: ResolvedVariant, variant: ResolvedVariant) -> str:
 
 def facts(results: Results) -> tuple[list[tuple[str, str]], str]:
     """What the engine said of itself: the facts equal at every boot, and a table of those that differ."""
-    rows, told = Rows(results), []
+    rows, reports = Rows(results), []
     for boot in results.boots:
         details = boot.record.current.details if boot.record.current else {}
         found = details.get("facts")
         if boot.record.state == "ok" and isinstance(found, dict):
-            told.append((rows.name(boot.boot), {str(k): _fact(v) for k, v in found.items() if v is not None}))
-    names = list(dict.fromkeys(name for _, found in told for name in found))
-    same = [name for name in names if len({found.get(name) for _, found in told}) == 1]
+            known = {str(key): _fact(value) for key, value in found.items() if value is not None}
+            reports.append((rows.name(boot.boot), known))
+    names = list(dict.fromkeys(name for _, found in reports for name in found))
+    same = [name for name in names if len({found.get(name) for _, found in reports}) == 1]
     differing = [name for name in names if name not in same]
-    body = [[name, *(found.get(key, DASH) for key in differing)] for name, found in told]
+    body = [[name, *(found.get(key, DASH) for key in differing)] for name, found in reports]
     headers = ["config", *(key.replace("_", " ") for key in differing)]
     return (
-        [(name.replace("_", " "), told[0][1][name]) for name in same],
+        [(name.replace("_", " "), reports[0][1][name]) for name in same],
         table(headers, body, "l" + "r" * len(differing)) if differing else "",
     )
 
@@ -110,7 +111,7 @@ def ledger(results: Results) -> str:
         ]
         for number, attempt in enumerate(results.attempts, start=1)
     ]
-    headers = ["", "boot", "attempt", "why", "status", "boot time", "end"]
+    headers = ["#", "boot", "attempt", "why", "status", "boot time", "end"]
     return table(headers, body, "rlrlll" + "l") if body else ""
 
 
@@ -182,6 +183,12 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def _boots(variant: ResolvedVariant, ready: int, planned: int) -> str:
+    if variant.blocked:
+        return "blocked"
+    return f"{ready} of {planned}" if planned else "none planned"
+
+
 def _fact(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return escaped(
@@ -191,13 +198,8 @@ def _fact(value: Any) -> str:
 
 
 def _failure(config: str, what: str, state: str, reason: Reason | None) -> list[str]:
-    told = [config, what, state.replace("_", " ")]
-    if reason is None:
-        return [*told, DASH, DASH]
-    text = escaped(reason.summary)
-    if reason.evidence and reason.evidence not in reason.summary:
-        text += f": {code(reason.evidence)}"
-    return [*told, escaped(reason.cls), text]
+    why = [escaped(reason.cls), told(reason)] if reason else [DASH, DASH]
+    return [config, what, state.replace("_", " "), *why]
 
 
 def _end(attempt: BootAttempt) -> str:

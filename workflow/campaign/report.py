@@ -42,6 +42,7 @@ def render(results: Results, out: Path) -> str:
         venue=plan.venue,
         date=date(results),
         baseline=Rows(results).label(plan.campaign.baseline),
+        warm_up=statements.warm_up(plan.lane.warm_up),
         instruments=statements.instruments(results),
         command=command(plan),
         setup=setup(results, same_facts),
@@ -75,8 +76,8 @@ def command(plan: Matrix) -> str:
     return " ".join(word if word and not set(word) & set(" \t\n\"'`$&|;<>") else repr(word) for word in words)
 
 
-def setup(results: Results, facts: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Model, image, engine and client as pairs of name and Markdown; facts of all boots after them."""
+def setup(results: Results, facts: list[tuple[str, str]]) -> list[str]:
+    """Lines of Markdown on engine, image, model, client and what every boot of the engine reports."""
     served = results.matrix.lane
     model = served.model
     rows = [
@@ -88,9 +89,9 @@ def setup(results: Results, facts: list[tuple[str, str]]) -> list[tuple[str, str
         ("model sha256", code(model.sha256) if model.sha256 else ""),
         *_packages(results),
         *_clients(results),
-        *facts,
+        ("at every boot the engine reports", "; ".join(f"{name} {value}" for name, value in facts)),
     ]
-    return [(name, value) for name, value in rows if value]
+    return [f"{name}: {value}" for name, value in rows if value]
 
 
 def sources(results: Results, out: Path) -> list[str]:

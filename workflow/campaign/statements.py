@@ -7,7 +7,8 @@ from collections import Counter
 from campaign import accounts, cells, format
 from campaign.cells import Results
 from campaign.markdown import escaped, inline
-from campaign.settings import BenchyPoint, Point, ProbePoint, ToolEvalPoint
+from campaign.schema import WarmUp
+from campaign.settings import PROTOCOLS, BenchyPoint, Point, ProbePoint, ToolEvalPoint
 from campaign.tables import Rows, tool_settings
 
 GAPS = {"missing": "not yet measured", "stale": "measured with another config", "not_run": "not run"}
@@ -29,6 +30,13 @@ def instruments(results: Results) -> list[str]:
         name = " and ".join(versions.get(key, {})) or _planned_version(key[0], next(iter(found.values())))
         lines.append(f"**{escaped(name)}**: {_described(list(found.values()))}")
     return lines
+
+
+def warm_up(settings: WarmUp) -> str:
+    """The requests made after each boot, as the beginning of a sentence."""
+    requests = format.plural(settings.requests, "warm-up request")
+    sizes = f"{settings.prompt_tokens:,} tokens in, {settings.max_tokens:,} out"
+    return f"{requests} ({sizes}) {'follows' if settings.requests == 1 else 'follow'}"
 
 
 def gaps(results: Results) -> list[str]:
@@ -108,7 +116,7 @@ def _planned_version(instrument: str, point: Point) -> str:
         case ToolEvalPoint():
             return f"tool-eval-bench {point.version}"
         case ProbePoint():
-            return instrument
+            return f"campaign.{instrument} protocol {PROTOCOLS[instrument]}"
 
 
 def _described(points: list[Point]) -> str:
@@ -132,4 +140,4 @@ def _described(points: list[Point]) -> str:
                 f"{format.plural(first.warmups, 'warm-up')} discarded, {first.passes:,} passes measured."
             )
         case ToolEvalPoint():
-            return f"{first.label}: {tool_settings(first)}."
+            return f"`{first.label}`, {tool_settings(first)}."

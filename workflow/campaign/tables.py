@@ -13,6 +13,7 @@ from campaign.cells import CellRecord, Results
 from campaign.format import DASH
 from campaign.markdown import Notes, code, escaped, inline, table
 from campaign.matrix import Boot
+from campaign.outcome import Reason
 from campaign.settings import BenchyPoint, Point, ProbePoint, ToolEvalPoint
 
 P = TypeVar("P", ProbePoint, BenchyPoint, ToolEvalPoint)
@@ -80,11 +81,15 @@ def why(record: CellRecord) -> str:
     if record.state == "stale":
         return "stale: measured with another config, to be measured again"
     word = record.state.replace("_", " ")
-    if record.reason is None:
-        return word
-    told = f"{word}: {escaped(record.reason.summary)}"
-    evidence = record.reason.evidence
-    return told if not evidence or evidence in record.reason.summary else f"{told}: {code(evidence)}"
+    return f"{word}: {told(record.reason)}" if record.reason else word
+
+
+def told(reason: Reason) -> str:
+    """A reason's sentence with the line that shows it, as Markdown on one line."""
+    summary = escaped(reason.summary)
+    if not reason.evidence or reason.evidence in reason.summary:
+        return summary
+    return f"{summary.rstrip('.')}: {code(reason.evidence)}"
 
 
 def llama_benchy(results: Results) -> list[Table]:
@@ -199,7 +204,7 @@ def _quality(results: Results, point: ToolEvalPoint, records: list[CellRecord]) 
     ]
     body = _body(records, rows, figures, [write for _, write in columns])
     headers = ["config", *(name for name, _ in columns)]
-    title = f"tool-eval-bench {point.version}, {point.label}: {tool_settings(point)}"
+    title = f"tool-eval-bench {point.version}, `{point.label}`: {tool_settings(point)}"
     return Table(title, table(headers, body, "lrrrrl"), figures.lines())
 
 
