@@ -144,7 +144,7 @@ def start(room: Room, why: str) -> Running:
         room.launcher.stop(room.state)
         raise
     boot_s = round(time.monotonic() - began, 3)
-    facts = bootlog.facts(room.launcher.logs(room.state))
+    facts = bootlog.read_files(room.launcher.logs(room.state)).facts
     ready = {"id": launch.id, "attempt": number, "boot_s": boot_s, "facts": facts, "warmed": False}
     write_json(room.state / "ready.json", ready)
     ledger.append(room.matrix.ledger, "ready", launch.id, boot_s=boot_s, facts=facts)
@@ -265,7 +265,7 @@ def _death_reason(room: Room, ended: Exit) -> Reason:
 
 
 def _failed_boot(room: Room, launch: Launch, reason: Reason, began: float) -> BootFailed:
-    facts = bootlog.facts(room.launcher.logs(room.state))
+    facts = bootlog.read_files(room.launcher.logs(room.state)).facts
     room.launcher.stop(room.state)
     boot_s = round(time.monotonic() - began, 3)
     told = reason.model_dump(by_alias=True)

@@ -41,9 +41,9 @@ class BootAttempt:
         return "ready" if self.ready else "failed" if self.reason else "interrupted"
 
 
-def append(path: Path, kind: EventKind, attempt: str, **values: Any) -> None:
+def append(path: Path, kind: EventKind, boot_id: str, /, **values: Any) -> None:
     """Append one event; it is on disk when this returns, and no two writers mix their lines."""
-    line = json.dumps({"event": kind, "id": attempt, "at": now(), **values}, allow_nan=False) + "\n"
+    line = json.dumps({"event": kind, "id": boot_id, "at": now(), **values}, allow_nan=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,9 +16,21 @@ from campaign import config
 from campaign.errors import CampaignError
 from campaign.files import digest
 from campaign.matrix import Boot, Cell, Matrix, load
+from campaign.process import ProcessId
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 Lookup = Callable[[Any], Any]
+
+
+def begin_run() -> None:
+    """Make this process the owner of the venues that its jobs will lease.
+
+    A job that parses the Snakefile again joins the run of the Snakemake that called it. The rules
+    call `python`, which must be the one that runs Snakemake.
+    """
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    os.environ.setdefault("CAMPAIGN_RUN", uuid.uuid4().hex[:12])
+    os.environ.setdefault("CAMPAIGN_OWNER", ProcessId.own().json())
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,11 @@
 """The campaigns as the rules see them: resolved once, before any rule is made."""
 
-import os
-import sys
-import uuid
-
 from snakemake.exceptions import WorkflowError
 
 from campaign.errors import CampaignError
-from campaign.process import ProcessId
-from campaign.workflow import Plan
+from campaign.workflow import Plan, begin_run
 
-# The rules call `python`, which must be the one that runs Snakemake.
-os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
-# The lease of a venue belongs to this run; jobs that parse the Snakefile again belong to the same one.
-os.environ.setdefault("CAMPAIGN_RUN", uuid.uuid4().hex[:12])
-os.environ.setdefault("CAMPAIGN_OWNER", ProcessId.own().json())
+begin_run()
 
 try:
     PLAN = Plan.of(config)

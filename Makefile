@@ -1,0 +1,69 @@
+# Everything is installed into .venv and .envs, from hashed locks under envs/.
+PYTHON ?= python3
+CAMPAIGN ?= smollm2-cpu
+
+VENV := .venv
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes
+HARNESSES := llama-benchy-0.4.0 tool-eval-bench-3.0.0 tool-eval-bench-2.8.0
+SNAKEMAKE := $(VENV)/bin/snakemake --config campaigns=$(CAMPAIGN)
+
+.PHONY: campaign plan retry stop setup setup-dev test check format locks schemas clean
+
+campaign: ## measure CAMPAIGN and write reports/CAMPAIGN.md
+	@$(MAKE) --no-print-directory -j2 setup
+	$(SNAKEMAKE)
+
+plan: setup ## what is measured, failed, stale and missing, and what a run would cost
+	@$(VENV)/bin/python -m campaign.plan $(CAMPAIGN)
+
+retry: setup ## measure every failed or not_run cell of CAMPAIGN again
+	@cells=$$($(VENV)/bin/python -m campaign.plan $(CAMPAIGN) --targets retry) || exit $$?; \
+	if [ -z "$$cells" ]; then echo "nothing to retry in $(CAMPAIGN)"; else $(SNAKEMAKE) --forcerun $$cells; fi
+
+stop: ## stop an engine that keep_engine left up (VENUE=local)
+	@$(VENV)/bin/python -m campaign.engine stop $(or $(VENUE),local)
+
+test: ## every test, on the real engine and on the fake one
+	@$(MAKE) --no-print-directory -j2 setup setup-dev
+	$(VENV)/bin/python -m pytest
+
+check: setup-dev ## format, lint and types
+	$(VENV)/bin/ruff format --check workflow tests
+	$(VENV)/bin/ruff check workflow tests
+	$(VENV)/bin/mypy
+	$(VENV)/bin/snakefmt --check Snakefile workflow/rules
+	@# Snakemake wants a conda environment in each rule; ours are pinned under envs/ instead.
+	@$(VENV)/bin/python tests/lint_workflow.py
+
+format: setup-dev
+	$(VENV)/bin/ruff format workflow tests
+	$(VENV)/bin/ruff check --fix workflow tests
+	$(VENV)/bin/snakefmt Snakefile workflow/rules
+
+schemas: setup ## write workflow/schemas from the models in campaign.schema
+	$(VENV)/bin/python -m campaign.schema
+
+setup: $(VENV)/.ready $(HARNESSES:%=.envs/%/.ready)
+setup-dev: $(VENV)/.ready-dev
+
+$(VENV)/.ready: envs/campaign.lock envs/model.lock
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; name one with PYTHON=…" if sys.version_info < (3, 11) else 0)'
+	@echo "setting up $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(VENV)/bin/python $(PIP_INSTALL) -r envs/campaign.lock -r envs/model.lock
+	@$(VENV)/bin/python -c 'import site, pathlib; pathlib.Path(site.getsitepackages()[0], "campaign.pth").write_text(str(pathlib.Path("workflow").resolve()))'
+	@touch $@
+
+$(VENV)/.ready-dev: $(VENV)/.ready envs/dev.lock
+	@echo "setting up the tools of tests and checks"
+	@$(VENV)/bin/python $(PIP_INSTALL) -r envs/dev.lock
+	@touch $@
+
+.envs/%/.ready: envs/%.lock
+	@echo "setting up $*"
+	@$(PYTHON) -m venv .envs/$*
+	@.envs/$*/bin/python $(PIP_INSTALL) -r $<
+	@touch $@
+
+clean: ## remove what setup made; results and reports stay
+	rm -rf $(VENV) .envs
