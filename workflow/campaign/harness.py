@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -22,6 +23,12 @@ PASSED_ON = ("PATH", "TMPDIR", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 GRACE_S = 3.0
 POLL_S = 0.2
+COUNT = """
+import json, sys
+from tokenizers import Tokenizer
+encode = Tokenizer.from_file(sys.argv[1]).encode
+print(json.dumps([len(encode(text, add_special_tokens=False).ids) for text in json.load(sys.stdin)]))
+"""
 
 
 @dataclass(frozen=True)
@@ -123,6 +130,20 @@ def run(
         finally:
             _end_group(child)
     return Ended(child.returncode, time.monotonic() - started, killed)
+
+
+def count_tokens(tool: Harness, tokenizer: Path, texts: Sequence[str]) -> list[int]:
+    """Tokens of each text by tokenizer.json, with the harness's own library; empty when that can't be had."""
+    if not (tokenizer / "tokenizer.json").is_file():
+        return []
+    done = subprocess.run(
+        [tool.python, "-I", "-c", COUNT, tokenizer / "tokenizer.json"],
+        input=json.dumps(list(texts)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return list(json.loads(done.stdout)) if done.returncode == 0 else []
 
 
 def api_key(endpoint: Endpoint) -> str | None:
