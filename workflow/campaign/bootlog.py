@@ -27,6 +27,7 @@ from campaign.signatures import Fact, Signature, Signatures, Value, load
 BLOCK = 1 << 16
 LINE_LIMIT = 1 << 14
 EVIDENCE_LIMIT = 600
+STAMP_WITHIN = 100
 _ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _WALL = re.compile(
     r"\b(?:(?:20\d\d-)?(?P<month>\d\d)-(?P<day>\d\d)[ t]|[wief](?P<glog>\d{3,4}) )"
@@ -190,7 +191,7 @@ def stamp(line: str) -> tuple[float | None, float | None]:
     if elapsed:
         micros = int(elapsed["micro"].replace(".", ""))
         return None, 60 * int(elapsed["minute"]) + int(elapsed["second"]) + micros / 1e6
-    wall = _WALL.search(line, 0, 200)
+    wall = _WALL.search(line, 0, STAMP_WITHIN)
     if not wall:
         return None, None
     glog = (wall["glog"] or "").zfill(4)
@@ -223,7 +224,7 @@ def lines_of(blocks: Iterable[bytes]) -> Iterator[tuple[int, str]]:
 
 def _clean(raw: bytes) -> str:
     text = raw[:LINE_LIMIT].decode("utf-8", errors="replace")
-    return _ESCAPE.sub("", text).strip()
+    return (_ESCAPE.sub("", text) if "\x1b" in text else text).strip()
 
 
 def _around(signature: Signature, line: str) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Mapping
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -17,6 +17,7 @@ SIGNATURES = Path(__file__).with_name("signatures.yaml")
 
 Class = Literal["fatal_config", "fatal", "secondary", "benign", "hang", "ready"]
 Value = int | float | str
+T = TypeVar("T")
 
 # What a line of several classes is: an after-effect that also names an error is still an after-effect.
 _PRECEDENCE: tuple[Class, ...] = ("ready", "benign", "secondary", "hang", "fatal_config", "fatal")
@@ -44,9 +45,6 @@ class _Entry(BaseModel):
     engine: str
     text: tuple[Piece, ...] = Field(min_length=1)
 
-    def holds(self, lowered: str) -> bool:
-        return any(piece in lowered for piece in self.text)
-
 
 class Signature(_Entry):
     """One way in which a log tells how a boot went; the keys are explained in signatures.yaml."""
@@ -58,10 +56,6 @@ class Signature(_Entry):
     announces: bool = False
     says: str
     sample: str
-
-    def matches(self, line: str, lowered: str) -> bool:
-        """Whether the line, given as it is and in lower case, is one of these."""
-        return self.holds(lowered) and (self.regex is None or _compiled(self.regex).search(line) is not None)
 
 
 class Fact(_Entry):
@@ -118,24 +112,40 @@ class Signatures(BaseModel):
 
     def classify(self, line: str) -> Signature | None:
         """The signature of a line, None when nothing is known of it. Specific ones go before generic ones."""
-        lowered = line.lower()
-        hits = [signature for signature in self.signatures if signature.matches(line, lowered)]
+        hits = [
+            signature
+            for signature in _holding(self._signatures_by_piece, line)
+            if signature.regex is None or _compiled(signature.regex).search(line)
+        ]
         return min(hits, key=lambda hit: (hit.generic, _PRECEDENCE.index(hit.cls)), default=None)
 
-    def facts_in(self, line: str) -> Iterator[tuple[Fact, dict[str, Value]]]:
+    def facts_in(self, line: str) -> list[tuple[Fact, dict[str, Value]]]:
         """Each kind of fact that a line carries, with its values."""
-        lowered = line.lower()
-        for fact in self.facts:
-            if fact.holds(lowered):
-                yield fact, fact.values(line)
+        return [(fact, fact.values(line)) for fact in _holding(self._facts_by_piece, line)]
 
     def engine_of(self, line: str) -> str | None:
         """The engine that a line's wording belongs to, None when it could be any."""
-        lowered = line.lower()
-        for engine, pieces in self.engines.items():
-            if any(piece in lowered for piece in pieces):
-                return engine
-        return None
+        return next(iter(_holding(self._engines_by_piece, line)), None)
+
+    # Looking up a hundred pieces in each line of a long log is most of the work, so the pairs are laid flat.
+    @cached_property
+    def _signatures_by_piece(self) -> list[tuple[str, Signature]]:
+        return [(piece, signature) for signature in self.signatures for piece in signature.text]
+
+    @cached_property
+    def _facts_by_piece(self) -> list[tuple[str, Fact]]:
+        return [(piece, fact) for fact in self.facts for piece in fact.text]
+
+    @cached_property
+    def _engines_by_piece(self) -> list[tuple[str, str]]:
+        return [(piece, engine) for engine, pieces in self.engines.items() for piece in pieces]
+
+
+def _holding(pairs: list[tuple[str, T]], line: str) -> list[T]:
+    """What belongs to the pieces that a line holds, each once, in the order of the pairs."""
+    lowered = line.lower()
+    held = [owner for piece, owner in pairs if piece in lowered]
+    return [owner for at, owner in enumerate(held) if owner is not held[at - 1] or at == 0]
 
 
 def line_facts(line: str) -> dict[str, Value]:
