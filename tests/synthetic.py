@@ -66,7 +66,7 @@ def cell(plan: Matrix, variant: str, point: str, boot: str = "b1") -> Cell:
 
 def measure(plan: Matrix, target: Cell, **changes: Any) -> Outcome:
     """Write an ok outcome for a cell, with keys changed."""
-    numbers = {
+    known: dict[str, dict[str, tuple[str, list[float]]]] = {
         "probe": {"ttft_s": ("s", [0.70, 0.75, 0.80]), "decode_tps": ("tok/s", [41.0, 41.7, 43.0])},
         "llama_benchy": {"pp_tps": ("tok/s", [3019.2]), "tg_tps": ("tok/s", [44.94])},
         "tool_eval": {
@@ -75,7 +75,8 @@ def measure(plan: Matrix, target: Cell, **changes: Any) -> Outcome:
             "max_points": ("", [194]),
             "completion_rate": ("", [1.0]),
         },
-    }[target.instrument]
+    }
+    numbers = known[target.instrument]
     values: dict[str, Any] = {
         "status": "ok",
         "metrics": {name: Metric.of(unit, found) for name, (unit, found) in numbers.items()},
@@ -147,7 +148,8 @@ def run_all(plan: Matrix) -> None:
 
 def tables_of(markdown: str) -> dict[str, list[dict[str, str]]]:
     """Every table by the heading above it, as a real Markdown parser sees it: rows of text by column."""
-    heading, tables = "", {}
+    heading = ""
+    tables: dict[str, list[dict[str, str]]] = {}
     tokens = MarkdownIt("commonmark").enable("table").parse(markdown)
     header: list[str] = []
     row: list[str] = []
@@ -157,15 +159,16 @@ def tables_of(markdown: str) -> dict[str, list[dict[str, str]]]:
         elif token.type == "thead_open":
             header = []
         elif token.type == "th_open":
-            header.append(_text(tokens[at + 1]))
+            header.append(text_of(tokens[at + 1]))
         elif token.type == "tr_open":
             row = []
         elif token.type == "td_open":
-            row.append(_text(tokens[at + 1]))
+            row.append(text_of(tokens[at + 1]))
         elif token.type == "tr_close" and row:
             tables.setdefault(heading, []).append(dict(zip(header, row, strict=True)))
     return tables
 
 
-def _text(inline: Any) -> str:
+def text_of(inline: Any) -> str:
+    """The text of one inline token as a reader sees it."""
     return "".join(child.content for child in inline.children)

@@ -18,7 +18,7 @@ from markdown_it import MarkdownIt
 
 OUT = Path("reports/toy.md")
 BENCHY = "llama-benchy 0.4.0, pp512 / tg128: pp tok/s / tg tok/s, a single run a point"
-PROBE = "Probe, cold 512-token prompt, 64 tokens asked, c1: medians of n"
+PROBE = "Probe, cold 512-token prompt, 64 tokens asked, c1: medians of n, rates in tok/s"
 QUALITY = "tool-eval-bench 3.0.0, `short`: short scenarios, seed 42, thinking on, 1 trial"
 FAILED = "Failed, invalid and blocked"
 
@@ -49,9 +49,9 @@ def test_each_figure_is_in_its_row_and_column(plan: Matrix) -> None:
     text = render(plan)
     benchy = rows(text, BENCHY)
     assert benchy["n-gram"]["d4K c1"] == "1,235 / 7.0"
-    assert benchy["n-gram"]["d4K c2"] == benchy["baseline (-c 512) (b2)"]["d4K c1"] == "3,019 / 44.9"
+    assert benchy["n-gram"]["d4K c2"] == benchy["baseline (-c 512), b2"]["d4K c1"] == "3,019 / 44.9"
     probe = rows(text, PROBE)["n-gram"]
-    assert (probe["n"], probe["TTFT"], probe["decode tok/s"]) == ("3", "0.750 s", "41.7")
+    assert (probe["n"], probe["TTFT"], probe["decode"]) == ("3", "0.750 s", "41.7")
     assert (probe["TTFT range"], probe["decode range"]) == ("0.700–0.800 s", "41.0–43.0")
     quality = rows(text, QUALITY)["n-gram"]
     assert (quality["score"], quality["completion"]) == ("87/100 (168/194)", "100 %")
@@ -68,7 +68,7 @@ def test_a_missing_value_is_a_dash_and_a_measured_zero_is_a_zero(plan: Matrix) -
     metrics = {"pp_tps": Metric.of("tok/s", [100.0])}
     synthetic.measure(plan, missing, metrics=metrics)
     synthetic.measure(plan, zero, metrics={**metrics, "tg_tps": Metric.of("tok/s", [0.0])})
-    row = rows(render(plan), BENCHY)["baseline (-c 512) (b1)"]
+    row = rows(render(plan), BENCHY)["baseline (-c 512), b1"]
     assert (row["d0 c1"], row["d0 c2"]) == ("100 / —", "100 / 0.0")
 
 
@@ -77,7 +77,7 @@ def test_a_stale_number_is_never_printed(plan: Matrix) -> None:
     metrics = {"pp_tps": Metric.of("tok/s", [7777.0]), "tg_tps": Metric.of("tok/s", [66.6])}
     synthetic.measure(plan, target, metrics=metrics, fingerprint=Fingerprint(variant="x", instrument="y"))
     text = render(plan)
-    assert rows(text, BENCHY)["n-gram"]["d0 c1"] == "— ¹"
+    assert rows(text, BENCHY)["n-gram"]["d0 c1"] == "—¹"
     assert "¹ stale" in text
     assert "7,777" not in text
     assert "66.6" not in text
@@ -90,7 +90,7 @@ def test_what_is_not_ok_is_a_dash_with_its_reason(plan: Matrix, status: str) -> 
     synthetic.fail(plan, synthetic.cell(plan, "ngram", "d0-c2"), "the stream broke", status)
     text = render(plan)
     row = rows(text, BENCHY)["n-gram"]
-    assert (row["d0 c1"], row["d0 c2"]) == ("— ¹", "— ²")
+    assert (row["d0 c1"], row["d0 c2"]) == ("—¹", "—²")
     assert f"² {status.replace('_', ' ')}: the stream broke" in text
     assert rows(text, FAILED)["n-gram"]["status"] == status.replace("_", " ")
 
@@ -125,7 +125,7 @@ def test_one_run_has_no_range_and_nothing_has_a_plus_minus(plan: Matrix) -> None
 
 def test_a_blocked_variant_has_one_row_that_says_why(plan: Matrix) -> None:
     text = render(plan)
-    assert set(rows(text, BENCHY)["huge"].values()) == {"huge", "— ¹"}
+    assert set(rows(text, BENCHY)["huge"].values()) == {"huge", "—¹"}
     found = [row for row in synthetic.tables_of(text)[FAILED] if row["config"] == "huge"]
     assert [row["status"] for row in found] == ["blocked"]
     assert found[0]["reason"] == "memory: 4,096 cells don't fit: c <= 2048"
@@ -200,7 +200,7 @@ def test_nothing_measured_still_renders(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     text = render(synthetic.campaign())
     assert text.startswith("# Toy - performance A/B\n")
-    assert set(rows(text, BENCHY)["n-gram"].values()) == {"n-gram", "— ¹"}
+    assert set(rows(text, BENCHY)["n-gram"].values()) == {"n-gram", "—¹"}
     assert "n-gram: 6 of 6 cells not yet measured" in text
 
 
@@ -238,18 +238,46 @@ def test_a_share_is_not_rounded_up_to_all(plan: Matrix) -> None:
 
 
 @given(st.text(max_size=60))
-def test_any_text_reads_the_same_after_rendering_in_a_table(text: str) -> None:
+def test_any_text_reads_the_same_after_rendering_in_a_table_and_out_of_it(text: str) -> None:
     for write in (escaped, code):
         found = synthetic.tables_of(table(["config", "x"], [["row", write(text)], ["end", "."]], "ll"))[""]
         assert [row["config"] for row in found] == ["row", "end"]
         if one_line(text):
             assert found[0]["x"] == one_line(text)
+            paragraph = MarkdownIt("commonmark").parse(f"x {write(text)}")
+            assert synthetic.text_of(paragraph[1]) == f"x {one_line(text)}"
 
 
 def test_notes_share_marks() -> None:
     notes = Notes()
     assert [notes.mark(text) for text in ("a", "b", "a")] == ["¹", "²", "¹"]
     assert notes.lines() == ["¹ a", "² b"]
+
+
+def test_environment_and_checks_come_from_the_outcomes(plan: Matrix) -> None:
+    client = {"cpu": "EPYC", "cores": 2, "python": "3.11.7", "packages": {"httpx": "0.28.1"}}
+    passes = [
+        {"cached_tokens": 0, "completion_tokens": 64},
+        {"cached_tokens": 3, "completion_tokens": 64},
+        {"cached_tokens": None, "completion_tokens": 63},
+    ]
+    provenance = {
+        "client": client,
+        "packages": {"xllamacpp": "1.2", "gone": None},
+        "instrument_version": "p 7",
+    }
+    target = synthetic.cell(plan, "ngram", "tg64-c1")
+    synthetic.measure(plan, target, passes=passes, provenance=provenance, flags=["short_output"])
+    text = render(plan)
+    assert "- client: EPYC, 2 cores, Python 3.11.7, httpx 0.28.1" in text
+    assert "- engine packages: xllamacpp 1.2\n" in text
+    assert "- **p 7**: cold prompts of 512 tokens" in text
+    checked = section(text, "What was checked")
+    assert "gave as many tokens as asked: 2 of 3." in checked
+    assert "0 to 3 over 2 probe passes" in checked
+    assert "without a count of cached tokens: 1." in checked
+    [row] = synthetic.tables_of(text)["What was checked"]
+    assert list(row.values()) == ["probe", "short_output", "ok", "1"]
 
 
 def section(text: str, heading: str) -> str:

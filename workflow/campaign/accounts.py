@@ -69,9 +69,9 @@ def facts(results: Results) -> tuple[list[tuple[str, str]], str]:
     same = [name for name in names if len({found.get(name) for _, found in reports}) == 1]
     differing = [name for name in names if name not in same]
     body = [[name, *(found.get(key, DASH) for key in differing)] for name, found in reports]
-    headers = ["config", *(key.replace("_", " ") for key in differing)]
+    headers = ["config", *differing]
     return (
-        [(name.replace("_", " "), reports[0][1][name]) for name in same],
+        [(name, reports[0][1][name]) for name in same],
         table(headers, body, "l" + "r" * len(differing)) if differing else "",
     )
 

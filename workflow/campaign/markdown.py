@@ -33,19 +33,19 @@ def escaped(text: str, longest: int = LONGEST) -> str:
 
 
 def code(text: str, longest: int = LONGEST) -> str:
-    """Foreign text as a code span that holds in a table cell, too."""
+    """Foreign text as a code span; `table` escapes the pipes in it."""
     plain = one_line(text, longest)
-    # A pipe needs a backslash in a table even in code, and then no other may stand before it.
+    # In a table a pipe gets a backslash even in code, and then no other may stand before it.
     if not plain or "\\|" in plain:
         return escaped(plain, longest)
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", plain)), default=0))
     pad = " " if plain.startswith("`") or plain.endswith("`") else ""
-    return f"{fence}{pad}{plain}{pad}{fence}".replace("|", "\\|")
+    return f"{fence}{pad}{plain}{pad}{fence}"
 
 
 def inline(text: str) -> str:
-    """A label or note that is Markdown already, made to fit a table cell."""
-    return re.sub(r"(?<!\\)\|", r"\\|", " ".join(text.split()))
+    """A label or note that is Markdown already, on one line."""
+    return " ".join(text.split())
 
 
 def link(text: str, target: Path, report: Path) -> str:
@@ -54,16 +54,20 @@ def link(text: str, target: Path, report: Path) -> str:
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
-    """A pipe table; `align` has one letter a column, l or r. Columns without any content are left out."""
+    """A pipe table of Markdown; `align` has one letter a column, l or r. Empty columns are left out."""
     kept = [n for n in range(len(headers)) if any(row[n] for row in rows)]
     sides = {"l": "left", "r": "right"}
     return tabulate(
-        [[row[n] for n in kept] for row in rows],
-        headers=[headers[n] for n in kept],
+        [[_piped(row[n]) for n in kept] for row in rows],
+        headers=[_piped(headers[n]) for n in kept],
         tablefmt="pipe",
         colalign=[sides[align[n]] for n in kept],
         disable_numparse=True,
     )
+
+
+def _piped(text: str) -> str:
+    return re.sub(r"(?<!\\)\|", r"\\|", text)
 
 
 class Notes:

@@ -20,11 +20,11 @@ from campaign.tables import Rows
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 CLIENT = {
-    "cpu": "CPU",
-    "cores": "cores",
-    "memory_gib": "memory, GiB",
-    "os": "operating system",
-    "python": "Python",
+    "cpu": "{}",
+    "cores": "{} cores",
+    "memory_gib": "{} GiB of memory",
+    "os": "{}",
+    "python": "Python {}",
 }
 
 
@@ -142,10 +142,10 @@ def _clients(results: Results) -> list[tuple[str, str]]:
     rows = []
     for value, number in found:
         if isinstance(value, dict):
-            told = [f"{label} {escaped(str(value[key]))}" for key, label in CLIENT.items() if value.get(key)]
+            told = [shape.format(escaped(str(value[key]))) for key, shape in CLIENT.items() if value.get(key)]
             packages = value.get("packages")
             told += [_versions(packages)] if isinstance(packages, dict) and packages else []
-            rows.append(("client" + _share(number, len(found)), "; ".join(told)))
+            rows.append(("client" + _share(number, len(found)), ", ".join(told)))
     return rows
 
 

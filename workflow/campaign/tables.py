@@ -46,7 +46,7 @@ class Rows:
     def name(self, boot: Boot) -> str:
         """The label, with the boot's name if there are others of the variant."""
         label = self.label(boot.variant)
-        return f"{label} ({boot.name})" if self._boots[boot.variant] > 1 else label
+        return f"{label}, {boot.name}" if self._boots[boot.variant] > 1 else label
 
 
 class Figures:
@@ -63,7 +63,7 @@ class Figures:
         if record is None:
             return ""
         if record.state != "ok":
-            return f"{DASH} {self.notes.mark(why(record))}"
+            return DASH + self.notes.mark(why(record))
         return write(record) + (f" {self.notes.mark(RECORDED)}" if self._mixed and record.recorded else "")
 
     def lines(self) -> list[str]:
@@ -168,19 +168,19 @@ def _probe(results: Results, point: ProbePoint, records: list[CellRecord]) -> Ta
         ("n", lambda r: format.size(r.numbers.get("ttft_s"))),
         ("TTFT", lambda r: format.median(r.numbers.get("ttft_s"), format.seconds)),
         ("TTFT range", lambda r: format.spread(r.numbers.get("ttft_s"), format.seconds)),
-        ("decode tok/s", lambda r: format.median(r.numbers.get("decode_tps"), format.rate)),
+        ("decode", lambda r: format.median(r.numbers.get("decode_tps"), format.rate)),
         ("decode range", lambda r: format.spread(r.numbers.get("decode_tps"), format.rate)),
-        ("prefill tok/s", lambda r: format.median(r.numbers.get("prefill_tps"), format.rate)),
+        ("prefill", lambda r: format.median(r.numbers.get("prefill_tps"), format.rate)),
         ("prefill range", lambda r: format.spread(r.numbers.get("prefill_tps"), format.rate)),
     ]
     if point.concurrency > 1:
         columns += [
             (
-                "all streams, decode tok/s",
+                "all streams decode",
                 lambda r: format.median(r.numbers.get("agg_decode_tps"), format.rate),
             ),
             (
-                "all streams, prefill tok/s",
+                "all streams prefill",
                 lambda r: format.median(r.numbers.get("agg_prefill_tps"), format.rate),
             ),
         ]
@@ -188,7 +188,7 @@ def _probe(results: Results, point: ProbePoint, records: list[CellRecord]) -> Ta
     headers = ["config", *(name for name, _ in columns)]
     title = (
         f"Probe, cold {point.prompt_tokens:,}-token prompt, {point.max_tokens:,} tokens asked, "
-        f"c{point.concurrency}: medians of n"
+        f"c{point.concurrency}: medians of n, rates in tok/s"
     )
     return Table(title, table(headers, body, "l" + "r" * len(columns)), figures.lines())
 
