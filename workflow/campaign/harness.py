@@ -186,6 +186,14 @@ def scrub(files: Iterable[Path], hidden: dict[str, str]) -> None:
                 write_text(file, clean)
 
 
+def blamed_line(log: str) -> str | None:
+    """The last line of a harness's output that speaks of an error or a failure, else its last line."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    blamed = [line for line in lines if "error" in line.lower() or "failed" in line.lower()]
+    chosen = blamed or lines
+    return chosen[-1] if chosen else None
+
+
 def _await(child: subprocess.Popen[bytes], files: Sequence[Path], silence_s: float) -> str | None:
     size = -1
     alive = time.monotonic()

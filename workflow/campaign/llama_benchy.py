@@ -41,6 +41,7 @@ main()
 AGGREGATE = {"pp_tps": "pp_throughput", "tg_tps": "tg_throughput"}
 PER_REQUEST = {"pp_req_tps": "pp_req_throughput", "tg_req_tps": "tg_req_throughput"}
 TIMES = {"ttfr_s": "ttfr", "e2e_ttft_s": "e2e_ttft", "est_ppt_s": "est_ppt"}
+PEAK = {"peak_req_tps": "peak_req_throughput"}
 GENERATION = ("tg_tps", "tg_req_tps")
 
 Values = dict[str, list[float]]
@@ -129,7 +130,7 @@ def judge(
         values = _values(row)
         details["claimed"] = values
         _check_counts(values, point)
-        _check_requests(requests, point)
+        _check_requests(values, requests, point, speculates)
         _check_stream(values, requests, point, speculates)
         if correction := _correction(values, requests, n_first, speculates, details):
             values |= correction
@@ -218,15 +219,15 @@ def _row(
             failed[0].error,
         )
     if killed:
-        raise Refusal("failed", "hang", f"llama-benchy was killed: {killed}", _last_line(log))
+        raise Refusal("failed", "hang", f"llama-benchy was killed: {killed}", harness.blamed_line(log))
     if data is None:
-        raise Refusal("failed", "no_result", "llama-benchy ended without a result", _last_line(log))
+        raise Refusal("failed", "no_result", "llama-benchy ended without a result", harness.blamed_line(log))
     wanted = (point.concurrency, point.depth, point.pp, point.tg, False)
     keys = ("concurrency", "context_size", "prompt_size", "response_size", "is_context_prefill_phase")
     rows = data.get("benchmarks") or []
     row = next((r for r in rows if tuple(r.get(key) for key in keys) == wanted), None)
     if row is None:
-        raise Refusal("failed", "no_row", f"the result has no row for {point.name}", _last_line(log))
+        raise Refusal("failed", "no_row", f"the result has no row for {point.name}", harness.blamed_line(log))
     if not row.get("pp_throughput") and not row.get("e2e_ttft"):
         raise Refusal("failed", "null_row", "no request of this point succeeded", _error_line(log))
     return dict(row)
@@ -236,7 +237,7 @@ def _values(row: Mapping[str, Any]) -> Values:
     def read(column: str, scale: float = 1.0) -> list[float]:
         return [float(value) / scale for value in (row.get(column) or {}).get("values") or []]
 
-    rates = {name: read(column) for name, column in (AGGREGATE | PER_REQUEST).items()}
+    rates = {name: read(column) for name, column in (AGGREGATE | PER_REQUEST | PEAK).items()}
     return rates | {name: read(column, 1000.0) for name, column in TIMES.items()}
 
 
@@ -254,9 +255,13 @@ def _check_counts(values: Values, point: BenchyPoint) -> None:
             raise Refusal("failed", "partial", summary, f"{name}: {len(values[name])} of {count} values")
 
 
-def _check_requests(requests: Sequence[Request], point: BenchyPoint) -> None:
+def _check_requests(
+    values: Values, requests: Sequence[Request], point: BenchyPoint, speculates: bool
+) -> None:
     """Each planned request ended, with the tokens that were asked of it and a prompt of the planned size."""
     if not requests:
+        if not speculates:
+            _check_implied_tokens(values, point)
         return
     ended = [r for r in requests if r.tokens is not None]
     planned = point.runs * point.concurrency
@@ -274,6 +279,21 @@ def _check_requests(requests: Sequence[Request], point: BenchyPoint) -> None:
         if sent is not None and abs(sent - size) > PROMPT_TOLERANCE * size:
             evidence = f"request {request.id}: {sent} prompt tokens, planned {size}"
             raise Refusal("invalid", "prompt_size", "the engine counted a prompt of another size", evidence)
+
+
+def _check_implied_tokens(values: Values, point: BenchyPoint) -> None:
+    """Without progress events a short answer still shows: its peak is N/T and its tg (N-1)/T.
+
+    That holds for answers of less than a second; in longer ones the peak is a whole number of tokens.
+    """
+    for peak, rate in zip(values["peak_req_tps"], values["tg_req_tps"], strict=False):
+        if peak > rate and not peak.is_integer():
+            tokens = peak / (peak - rate)
+            if tokens < ENOUGH_TOKENS * point.tg - 0.5:
+                evidence = f"peak {peak:.1f} and tg {rate:.1f} tok/s imply {tokens:.0f} of {point.tg} tokens"
+                raise Refusal(
+                    "invalid", "short_output", "an answer stopped short of the asked tokens", evidence
+                )
 
 
 def _check_stream(values: Values, requests: Sequence[Request], point: BenchyPoint, speculates: bool) -> None:
@@ -344,11 +364,4 @@ def _metrics(values: Values) -> dict[str, Metric]:
 def _error_line(log: str) -> str | None:
     """The first line in which llama-benchy printed an error, else its last line."""
     errors = (line for line in log.splitlines() if line.startswith(("HTTP ", "Error")))
-    return next(errors, None) or _last_line(log)
-
-
-def _last_line(log: str) -> str | None:
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    blamed = [line for line in lines if "failed" in line.lower() or "error" in line.lower()]
-    chosen = blamed or lines
-    return chosen[-1] if chosen else None
+    return next(errors, None) or harness.blamed_line(log)
