@@ -29,12 +29,20 @@ START_UP_S = 60.0
 ENOUGH_TOKENS = 0.95
 PROMPT_TOLERANCE = 0.2
 ROLE_GAP_S = 0.010
-# The key goes in by the environment: a command line can be read by every user of the machine.
+# The key goes in by the environment: a command line can be read by every user of the machine. The pause comes
+# before the clock is started: llama.cpp closes a connection after a streamed answer without announcing it,
+# and a request sent on it before the close is noticed fails with "Server disconnected".
 BOOTSTRAP = f"""
-import os, sys
+import asyncio, os, sys
+from llama_benchy.__main__ import main
+from llama_benchy.client import LLMClient
 key = os.environ.pop({harness.KEY_VARIABLE!r}, None)
 sys.argv[1:] += ["--api-key", key] if key else []
-from llama_benchy.__main__ import main
+generate = LLMClient.run_generation
+async def settled(*args, **kwargs):
+    await asyncio.sleep(0.1)
+    return await generate(*args, **kwargs)
+LLMClient.run_generation = settled
 main()
 """.strip()
 
