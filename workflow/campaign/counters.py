@@ -70,7 +70,7 @@ EXACT_ENGINES = frozenset({"llama.cpp"})
 """Engines whose counters grow by just what usage says; their prompt counter leaves cached tokens out."""
 SAMPLE_EVERY_S = 0.25
 ANSWER_WITHIN_S = 5.0
-SETTLE_WITHIN_S = 2.0
+SETTLE_WITHIN_S = 1.0
 SLACK_TOKENS = 8
 """Tokens a request that other engines may count beyond usage: begin-of-text, an overshot draft."""
 
@@ -189,7 +189,8 @@ class Window:
 
     def _settled(self) -> Counters | None:
         """The counters once nothing runs; engines count a request a moment after its last byte."""
-        deadline = time.monotonic() + SETTLE_WITHIN_S
+        busy_before = self.before is not None and bool(self.before.in_engine)
+        deadline = time.monotonic() + (0.0 if busy_before else SETTLE_WITHIN_S)
         while True:
             counters = read(self.endpoint, self._client)
             if counters is None or not counters.in_engine or time.monotonic() > deadline:

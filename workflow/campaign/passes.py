@@ -40,7 +40,7 @@ SUMMARIES = {
 
 @dataclass(frozen=True)
 class Stream:
-    """One answer of a pass; `t0` is when its request left, on a clock common to the pass, in seconds."""
+    """One answer of a pass; `t0` is when its request left, in seconds on time.perf_counter()'s clock."""
 
     t0: float
     reading: StreamReading
@@ -70,6 +70,7 @@ class Pass:
                 "stream": index,
                 **asdict(stream.reading),
                 "flags": list(stream.reading.flags),
+                "t0_s": stream.t0,
                 "client_lag_s": self.lag_s,
                 "in_engine": self.in_engine,
             }

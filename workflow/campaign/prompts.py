@@ -13,12 +13,13 @@ from dataclasses import dataclass
 
 _WORDS = """
     time year people way day man thing woman life child world school state family student group country
-    problem hand part place case week company system program question work number night point home water room mother
-    area money story fact month lot right study book eye job word business issue side kind head house service
-    friend father power hour game line end member law car city name team minute idea body back parent face
-    others level office door health person art war history party result change morning reason research girl
-    guy moment air teacher force education foot boy age policy music market sense nation plan college interest
-    death course someone experience behind local sure street table north south green river
+    problem hand part place case week company system program question work number night point home water
+    room mother area money story fact month lot right study book eye job word business issue side kind
+    head house service friend father power hour game line end member law car city name team minute idea
+    body back parent face others level office door health person art war history party result change
+    morning reason research girl guy moment air teacher force education foot boy age policy music market
+    sense nation plan college interest death course someone experience behind local sure street table
+    north south green river
 """
 WORDS = _WORDS.split()
 NONCE_WORDS = 10
@@ -49,8 +50,9 @@ class Sizing:
     @classmethod
     def of(cls, measured: Sequence[tuple[int, int]]) -> Sizing | None:
         """From (filler words, prompt tokens) pairs; None if the server's count doesn't follow the prompt."""
-        words = [w for w, _ in measured]
-        (w0, t0), (w1, t1) = measured[words.index(min(words))], measured[words.index(max(words))]
+        if not measured:
+            return None
+        (w0, t0), (w1, t1) = min(measured), max(measured)
         if w1 == w0 or t1 <= t0:
             return None
         slope = (t1 - t0) / (w1 - w0)
