@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from campaign import client, engine, lane, lease
+from campaign import engine, lane, lease, machine
 from campaign.errors import CampaignError, run
 from campaign.instruments import measure, version_of
 from campaign.matrix import Boot, Cell, Matrix, load
@@ -112,7 +112,7 @@ def _outcome(
         "command": lane.command_template(matrix.lane, variant.flags),
         "packages": lane.identity(matrix.lane, variant.flags, variant.env)["packages"],
         "instrument_version": version_of(instrument, cell),
-        "client": client.describe(),
+        "client": machine.describe(),
         **measured.provenance,
     }
     return Outcome(
