@@ -219,6 +219,14 @@ def test_a_death_without_a_word_is_named() -> None:
     assert "SIGILL" in diagnose({"n0": path}, 132).summary
 
 
+def test_where_only_victims_spoke_their_word_is_the_evidence(tmp_path: Path) -> None:
+    path = tmp_path / "n0.log"
+    path.write_text(f"up\n{SAMPLES['vllm_core_init']['sample']}\nbye\n")
+    found = diagnose({"n0": path}, 1)
+    assert (found.cls, found.id, found.evidence) == ("died", None, SAMPLES["vllm_core_init"]["sample"])
+    assert "exit status 1; the engine core died first" in found.summary
+
+
 def test_a_boot_without_logs_can_be_diagnosed(tmp_path: Path) -> None:
     found = diagnose({"n0": tmp_path / "none.log"}, 127)
     assert (found.cls, found.evidence) == ("died", None)

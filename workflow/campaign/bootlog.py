@@ -59,13 +59,17 @@ class Cause:
 
 @dataclass(frozen=True)
 class BootReport:
-    """What the logs of one boot say. `seen` counts the lines of each signature, harmless ones too."""
+    """What the logs of one boot say. `seen` counts the lines of each signature, harmless ones too.
+
+    `after_effect` is the first line that tells of a failure elsewhere: evidence where no log names the cause.
+    """
 
     engine: str | None
     ready: bool
     cause: Cause | None
     facts: dict[str, Value]
     seen: dict[str, int]
+    after_effect: Cause | None
     last_line: str | None
     last_file: str | None
 
@@ -113,6 +117,7 @@ class _Scan:
     known: Signatures
     first: _Hit | None = None
     first_generic: _Hit | None = None
+    after_effect: _Hit | None = None
     details: dict[int, str] = field(default_factory=dict)
     ready_engines: set[str] = field(default_factory=set)
     votes: Counter[str] = field(default_factory=Counter)
@@ -147,12 +152,14 @@ class _Scan:
         if signature.cls == "ready":
             self.ready_engines.add(signature.engine)
             self.first_generic = None
+        hit = _Hit(signature, _around(signature, line), number, self._wall, self._elapsed)
+        if signature.cls == "secondary":
+            self.after_effect = _earlier(self.after_effect, hit)
         if signature.cls not in ("fatal", "fatal_config"):
             return
         if self._open_traceback is not None:
-            self.details[self._open_traceback] = _around(signature, line)
+            self.details[self._open_traceback] = hit.text
             self._open_traceback = None
-        hit = _Hit(signature, _around(signature, line), number, self._wall, self._elapsed)
         if signature.generic:
             self.first_generic = _earlier(self.first_generic, hit)
             return
@@ -261,6 +268,7 @@ def read_logs(logs: Mapping[str, Iterable[bytes]], ended: bool = False) -> BootR
         engine=engine,
         ready=ready,
         cause=_cause(scans, generic=ended or not ready),
+        after_effect=_earliest([(scan, scan.after_effect) for scan in scans if scan.after_effect]),
         facts=facts,
         seen=dict(sum((scan.seen for scan in scans), Counter[str]())),
         last_line=spoken[0].last_line if spoken else None,
@@ -273,6 +281,10 @@ def _cause(scans: list[_Scan], generic: bool) -> Cause | None:
     hits = [(scan, scan.first) for scan in scans if scan.first]
     if not hits and generic:
         hits = [(scan, scan.first_generic) for scan in scans if scan.first_generic]
+    return _earliest(hits)
+
+
+def _earliest(hits: list[tuple[_Scan, _Hit]]) -> Cause | None:
     if not hits:
         return None
     origin = next((hit.wall for _, hit in hits if hit.wall is not None), 0.0)
@@ -318,7 +330,7 @@ def diagnose(logs: Mapping[str, Path], returncode: int | None) -> Diagnosis:
     """Why a boot ended. returncode: subprocess's (negative for a signal), None when it is not known.
 
     Logs that are not there yet are taken as empty. Where no line tells the cause, cls is `died` and the
-    evidence is the last line of the first log.
+    evidence is the first after-effect of it, or else the last line of the first log.
     """
     report = read_files({name: path for name, path in logs.items() if path.exists()}, ended=True)
     cause = report.cause
@@ -326,6 +338,9 @@ def diagnose(logs: Mapping[str, Path], returncode: int | None) -> Diagnosis:
         ending = "" if returncode is None else f" [{death(returncode)}]"
         return Diagnosis(cause.cls, cause.id, cause.summary + ending, cause.line, cause.file)
     summary = f"died without a word: {death(returncode)}"
+    hint = report.after_effect
+    if hint:
+        return Diagnosis("died", None, f"{summary}; {hint.says}", hint.line, hint.file)
     return Diagnosis("died", None, summary, report.last_line, report.last_file)
 
 
