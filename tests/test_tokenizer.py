@@ -45,6 +45,19 @@ def test_the_bytes_are_the_same_each_time(made: Path, tmp_path: Path) -> None:
     assert (config["bos_token"], config["eos_token"]) == ("<|im_start|>", "<|im_end|>")
 
 
+def test_it_is_made_again_only_for_another_file(tmp_path: Path) -> None:
+    file, out = tmp_path / "model.gguf", tmp_path / "tokenizer"
+    file.symlink_to(model())
+    tokenizer.ensure(file, out)
+    before = (out / "tokenizer.json").stat().st_mtime_ns
+    assert tokenizer.ensure(file, out) == out
+    assert (out / "tokenizer.json").stat().st_mtime_ns == before
+    file.unlink()
+    file.write_bytes(b"another file")
+    with pytest.raises(CampaignError):
+        tokenizer.ensure(file, out)
+
+
 def test_special_tokens_are_kept_whole(made: Path) -> None:
     added = {token["content"]: token["id"] for token in read_json(made / "tokenizer.json")["added_tokens"]}
     assert added["<|im_start|>"] == 1

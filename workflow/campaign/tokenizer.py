@@ -12,7 +12,7 @@ from gguf import GGUFReader, TokenType
 
 from campaign import errors
 from campaign.errors import CampaignError
-from campaign.files import write_json
+from campaign.files import read_json, write_json
 
 Json = dict[str, Any]
 
@@ -155,6 +155,20 @@ def make(gguf: Path, out: Path) -> Path:
     vocabulary = read(gguf)
     write_json(out / "tokenizer_config.json", tokenizer_config(vocabulary))
     write_json(out / "tokenizer.json", tokenizer_json(vocabulary))
+    return out
+
+
+def ensure(gguf: Path, out: Path) -> Path:
+    """As `make`, unless `out` was made before from this very file (by its name, size and time)."""
+    try:
+        stat = gguf.stat()
+    except OSError as error:
+        raise CampaignError(f"{gguf} cannot be read as a GGUF ({error}); check the path.") from None
+    source = {"gguf": gguf.name, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+    note = out / "source.json"
+    if not note.exists() or read_json(note) != source:
+        make(gguf, out)
+        write_json(note, source)
     return out
 
 
