@@ -140,11 +140,12 @@ class Workspace:
             try:
                 belongs = process.environ().get("CAMPAIGN_STATE_DIR") == str(self.state)
                 text = " ".join(process.cmdline())
-                if belongs or (str(FAKE_ENGINE) in text and process.cwd() == str(self.root)):
+                belongs = belongs or (str(FAKE_ENGINE) in text and process.cwd() == str(self.root))
+                if belongs and process.status() != psutil.STATUS_ZOMBIE:
                     mine.append(process)
             except psutil.Error:
                 continue
-        return [process for process in mine if process.status() != psutil.STATUS_ZOMBIE]
+        return mine
 
 
 def jobs_of(said: str) -> list[Job]:

@@ -16,7 +16,9 @@ from campaign.settings import Endpoint
 def measure(endpoint: Endpoint, settings: WarmUp, timeout_s: float) -> Measurement:
     """Send the warm-up requests one after another; metric request_s, seconds each."""
     seconds: list[float] = []
-    with httpx.Client(timeout=timeout_s, trust_env=False, headers=headers(endpoint)) as client:
+    # Some engines close a kept-alive connection after an answer without saying so.
+    fresh = httpx.Limits(max_keepalive_connections=0)
+    with httpx.Client(timeout=timeout_s, trust_env=False, headers=headers(endpoint), limits=fresh) as client:
         for _ in range(settings.requests):
             began = time.perf_counter()
             try:
