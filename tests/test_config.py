@@ -1,0 +1,172 @@
+"""Bad input gets one sentence with file and key, before any boot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from campaign import config, schema
+from campaign.errors import CampaignError
+from campaign.matrix import load
+from workspace import Workspace
+
+Path_ = tuple[str, ...]
+
+
+@pytest.fixture
+def here(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """A workspace that is the working directory."""
+    monkeypatch.chdir(workspace.root)
+    return workspace
+
+
+def put(data: dict[str, Any], path: Path_, value: Any) -> None:
+    """Set a nested key."""
+    for key in path[:-1]:
+        data = data[key]
+    data[path[-1]] = value
+
+
+CAMPAIGN_MISTAKES: dict[str, tuple[Path_, Any, list[str]]] = {
+    "misspelt key": (("questoin",), "?", ["questoin", "no such key"]),
+    "unknown baseline": (("baseline",), "bas", ["baseline", "bas is no variant", "base, slow, huge"]),
+    "unknown variant in order": (("order",), ["base", "slwo"], ["order", "slwo is no variant"]),
+    "empty order": (("order",), [], ["order", "names no variant"]),
+    "unsafe variant name": (("variants", "../up"), {}, ["variants", "../up", "must match"]),
+    "absolute variant name": (("variants", "/tmp/x"), {}, ["variants", "/tmp/x", "must match"]),
+    "duplicate label": (
+        ("variants", "slow", "label"),
+        "base",
+        ["variants.slow.label", "also the label of base"],
+    ),
+    "flag without a dash": (("variants", "slow", "flags"), {"tps": 1}, ["variants.slow.flags", "must match"]),
+    "unknown lane": (("lane",), "nowhere", ["config/lanes/nowhere.yaml is not there"]),
+    "unknown instrument": (
+        ("instruments",),
+        [{"instrument": "stopwatch"}],
+        ["instruments.0", "stopwatch", "probe"],
+    ),
+    "misspelt instrument key": (
+        ("instruments",),
+        [{"instrument": "probe", "pases": 3}],
+        ["instruments.0.probe.pases", "no such key"],
+    ),
+    "point in two blocks": (
+        ("instruments",),
+        [{"instrument": "probe"}, {"instrument": "probe"}],
+        ["instruments.1", "pp2048-tg256-c1", "two blocks"],
+    ),
+    "zero passes": (("instruments",), [{"instrument": "probe", "passes": 0}], ["passes", "greater than"]),
+}
+
+
+@pytest.mark.parametrize("mistake", CAMPAIGN_MISTAKES)
+def test_a_mistake_in_a_campaign_is_one_sentence(here: Workspace, mistake: str) -> None:
+    path, value, told = CAMPAIGN_MISTAKES[mistake]
+    put(here.campaigns["demo"], path, value)
+    here.write()
+    with pytest.raises(CampaignError) as caught:
+        load("demo")
+    said = str(caught.value)
+    assert "\n" not in said
+    assert all(part in said for part in told), said
+    assert "config/" in said
+
+
+LANE_MISTAKES: dict[str, tuple[Path_, Any, list[str]]] = {
+    "bad expression": (
+        ("constraints", 0, "expression"),
+        "ctx <=",
+        ["constraints.0.expression", "can't be evaluated"],
+    ),  # type: ignore[dict-item]
+    "unknown name": (("constraints", 0, "expression"), "ctxx <= 1", ["uses ctxx", 'value("ctxx", default)']),  # type: ignore[dict-item]
+    "not a yes or no": (("constraints", 0, "expression"), "ctx + 1", ["not true or false"]),  # type: ignore[dict-item]
+    "code": (
+        ("constraints", 0, "expression"),  # type: ignore[dict-item]
+        "__import__('os').system('touch owned')",
+        ["can't be evaluated"],
+    ),
+    "huge power": (("constraints", 0, "expression"), "9**9**9 > 1", ["can't be evaluated"]),  # type: ignore[dict-item]
+    "path and package": (("model",), {"name": "x", "path": "p", "package": "q", "file": "f"}, ["not both"]),
+    "port out of range": (("port",), 70000, ["port", "65535"]),
+}
+
+
+@pytest.mark.parametrize("mistake", LANE_MISTAKES)
+def test_a_mistake_in_a_lane_is_one_sentence(here: Workspace, mistake: str) -> None:
+    path, value, told = LANE_MISTAKES[mistake]
+    put(here.lane, path, value)
+    here.write()
+    with pytest.raises(CampaignError) as caught:
+        load("demo")
+    said = str(caught.value)
+    assert "\n" not in said
+    assert all(part in said for part in told), said
+    assert "config/lanes/fake.yaml" in said
+    assert not Path("owned").exists()
+
+
+RAW = {
+    "not YAML": ("title: [", "is not YAML"),
+    "not a mapping": ("- a\n- b\n", "must be a mapping"),
+    "empty": ("", "must be a mapping"),
+    "key twice": ("title: a\ntitle: b\n", "the key 'title' is written twice"),
+    "alias": ("a: &a [x]\nb: [*a, *a]\n", "aliases (*name) are not read"),
+    "python tag": ("a: !!python/object/apply:os.system ['touch owned']\n", "is not YAML"),
+    "tab": ("a:\n\t- b\n", "is not YAML"),
+    "not UTF-8": (b"title: \xff\xfe\n", "is not YAML"),
+}
+
+
+@pytest.mark.parametrize("kind", RAW)
+def test_a_file_that_cannot_be_read_is_named(here: Workspace, kind: str) -> None:
+    text, told = RAW[kind]
+    file = here.root / "config/campaigns/demo.yaml"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(CampaignError) as caught:
+        load("demo")
+    assert told in str(caught.value)
+    assert str(caught.value).startswith("config/campaigns/demo.yaml")
+    assert "\n" not in str(caught.value)
+    assert not Path("owned").exists()
+
+
+def test_a_campaign_name_cannot_leave_its_folder() -> None:
+    with pytest.raises(CampaignError, match="is not a name"):
+        config.load_campaign("../lanes/fake")
+
+
+def test_snakemake_says_the_sentence_without_a_traceback(workspace: Workspace) -> None:
+    workspace.campaigns["demo"]["baseline"] = "bas"
+    said = workspace.write().output("-n", expect=1)
+    assert (
+        "config/campaigns/demo.yaml: baseline: bas is no variant of this campaign (base, slow, huge)." in said
+    )
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("kind", schema.FILES)
+def test_schemas_are_in_step_with_the_models(kind: str) -> None:
+    written = (schema.SCHEMAS / f"{kind}.schema.json").read_text(encoding="utf-8")
+    assert written == schema.schema_of(kind), "run make schemas"
+
+
+@pytest.mark.parametrize("kind", schema.FILES)
+def test_every_key_has_a_description_and_unknown_keys_are_refused(kind: str) -> None:
+    definition = schema.FILES[kind].model_json_schema()
+    for part in [definition, *definition.get("$defs", {}).values()]:
+        if part.get("type") != "object":
+            continue
+        assert part["additionalProperties"] is False, part["title"]
+        for key, value in part["properties"].items():
+            assert value.get("description") or "$ref" in value, f"{part['title']}.{key}"
+
+
+def test_the_shipped_campaigns_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[1])
+    matrix = load("smollm2-cpu")
+    assert matrix.variants["kv_q8_no_fa"].blocked is not None
+    assert matrix.variants["ngram"].speculates
+    assert not matrix.variants["baseline"].speculates
+    assert [boot.name for boot in matrix.boots if boot.variant == "baseline"] == ["b1", "b2"]

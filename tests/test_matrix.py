@@ -1,0 +1,134 @@
+"""What makes a cell another cell, and what doesn't."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from campaign import lane
+from campaign.errors import CampaignError
+from campaign.expression import evaluate
+from campaign.files import digest
+from campaign.matrix import Matrix, load
+from campaign.schema import Lane, Variant
+from hypothesis import given
+from hypothesis import strategies as st
+from workspace import Workspace
+
+
+@pytest.fixture
+def here(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """A workspace that is the working directory."""
+    monkeypatch.chdir(workspace.root)
+    return workspace
+
+
+def fingerprints(matrix: Matrix) -> dict[str, str]:
+    """By variant."""
+    return {name: variant.fingerprint for name, variant in matrix.variants.items()}
+
+
+CHANGES: dict[str, tuple[Callable[[Workspace], Any], set[str]]] = {
+    "a flag of one variant": (
+        lambda w: w.campaigns["demo"]["variants"]["slow"].update(flags={"--tps": 1}),
+        {"slow"},
+    ),
+    "env of one variant": (lambda w: w.campaigns["demo"]["variants"]["slow"].update(env={"A": 1}), {"slow"}),
+    "a flag of the lane": (lambda w: w.lane["flags"].update({"--ttft": 0.5}), {"base", "slow", "huge"}),
+    "the image": (lambda w: w.lane.update(image="x:v2"), {"base", "slow", "huge"}),
+    "the model's revision": (lambda w: w.lane["model"].update(revision="r2"), {"base", "slow", "huge"}),
+    "a label": (lambda w: w.campaigns["demo"]["variants"]["slow"].update(label="other"), set()),
+    "patience": (lambda w: w.lane.update(ready_timeout_s=9, stop_timeout_s=9, port=8123), set()),
+    "prose": (lambda w: w.campaigns["demo"].update(findings="x", title="y"), set()),
+    "a constraint that blocks": (
+        lambda w: w.lane["constraints"][0].update(expression="tps > 1500"),
+        {"slow", "huge"},
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_identity_changes_with_what_is_measured_and_nothing_else(here: Workspace, change: str) -> None:
+    before = fingerprints(load("demo"))
+    edit, changed = CHANGES[change]
+    edit(here)
+    here.write()
+    after = fingerprints(load("demo"))
+    assert {name for name in before if before[name] != after[name]} == changed
+
+
+def test_a_package_version_is_part_of_the_identity(here: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    here.lane["packages"] = ["httpx"]
+    here.write()
+    before = fingerprints(load("demo"))
+    monkeypatch.setattr(lane.importlib.metadata, "version", lambda name: "99")
+    assert fingerprints(load("demo"))["base"] != before["base"]
+
+
+def test_a_timeout_is_no_part_of_an_instrument(here: Workspace) -> None:
+    before = [cell.fingerprint for cell in load("demo").cells]
+    here.campaigns["demo"]["instruments"][0]["timeout_s"] = 5
+    here.write()
+    assert [cell.fingerprint for cell in load("demo").cells] == before
+    here.campaigns["demo"]["instruments"][0]["passes"] = 3
+    here.write()
+    assert all(a != b for a, b in zip([c.fingerprint for c in load("demo").cells], before, strict=True))
+
+
+def test_order_gives_boots_and_a_variant_left_out_is_planned(here: Workspace) -> None:
+    here.campaigns["demo"]["order"] = ["slow", "base", "slow"]
+    matrix = load("demo") if here.write() else None
+    assert matrix is not None
+    assert [(b.variant, b.name) for b in matrix.boots] == [("slow", "b1"), ("base", "b1"), ("slow", "b2")]
+    assert matrix.planned == ["huge"]
+    with pytest.raises(CampaignError, match="no boot b2 of base"):
+        matrix.boot("base", "b2")
+
+
+def test_blocks_apply_to_their_variants_and_boots(here: Workspace) -> None:
+    here.campaigns["demo"]["instruments"].append(
+        {"instrument": "tool_eval", "label": "short", "variants": ["base"], "boots": ["b2"]}
+    )
+    here.write()
+    cells = [c for c in load("demo").cells if c.instrument == "tool_eval"]
+    assert [str(c.path) for c in cells] == ["results/demo/base/b2/tool_eval/short.json"]
+
+
+def test_flags_become_arguments_and_null_takes_one_away() -> None:
+    served = Lane(
+        description="x",
+        engine="other",
+        command=["serve", "{model}"],
+        model={"name": "m"},
+        flags={"--a": 1, "--b": True, "--c": "x y"},
+    )
+    flags = lane.merged_flags(served, Variant(flags={"--a": None, "--d": False, "--e": [1, "two"]}))
+    template = lane.command_template(served, flags)
+    assert template == ["serve", "{model}", "--b", "--c", "x y", "--e", "1", "two"]
+    assert lane.fill(template, served, 1)[:2] == ["serve", "m"]
+
+
+def test_env_may_be_used_in_a_constraint_as_a_number() -> None:
+    rule = "max_prefill_tokens * 24 <= SPARK_ENGRAM_MAX_IDS"
+    env = {"SPARK_ENGRAM_MAX_IDS": "65536"}
+    assert evaluate(rule, {"--max-prefill-tokens": 2048}, env, "here")
+    assert not evaluate(rule, {"--max-prefill-tokens": 8192}, env, "here")
+    assert evaluate('value("spec_type", "none") == "none"', {}, {}, "here")
+
+
+@given(st.text(max_size=60))
+def test_any_expression_is_a_truth_or_a_sentence(text: str) -> None:
+    try:
+        told = str(evaluate(text, {"--ctx-size": 1}, {}, "here"))
+    except CampaignError as error:
+        told = str(error)
+    assert told in ("True", "False") or told.startswith("here: ")
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.text(max_size=8)
+
+
+@given(st.dictionaries(st.text(max_size=8), scalars))
+def test_a_digest_does_not_depend_on_the_order_of_keys(data: dict[str, Any]) -> None:
+    assert digest(dict(reversed(data.items()))) == digest(data)
