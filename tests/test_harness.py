@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -46,7 +47,9 @@ def test_a_missing_or_wrong_harness_says_make_setup(tmp_path: Path, monkeypatch:
 def run(tmp_path: Path, code: str, silence_s: float = 60.0) -> tuple[harness.Ended, str]:
     log = tmp_path / "output.log"
     ended = harness.run(
-        [sys.executable, "-c", code],
+        harness.Harness("bench", "1", Path(sys.executable)),
+        code,
+        [],
         cwd=tmp_path,
         log=log,
         env=harness.environment(tmp_path / "home", {"GIVEN": "yes"}),
@@ -76,7 +79,7 @@ def test_the_exit_status_and_both_streams_are_kept(tmp_path: Path) -> None:
 
 
 CHILD = """
-import subprocess, sys, time
+import subprocess, time
 child = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(15, 1); time.sleep(600)"])
 print(child.pid, flush=True)
 """
@@ -90,6 +93,32 @@ def test_no_child_outlives_a_harness(tmp_path: Path, then: str) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(pid).wait(timeout=30)
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+OWNER = """
+import sys
+from pathlib import Path
+from campaign import harness
+here = Path(sys.argv[1])
+tool = harness.Harness("bench", "1", Path(sys.executable))
+program = "import time; print(os.getpid(), flush=True); time.sleep(600)"
+harness.run(tool, program, [], cwd=here, log=here / "log", env=harness.environment(here), silence_s=600)
+"""
+
+
+def test_a_harness_does_not_outlive_us_when_we_are_killed(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path)])
+    deadline = time.monotonic() + 60
+    while not (log.exists() and log.read_text().endswith("\n")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    child = psutil.Process(int(log.read_text()))
+    owner.kill()
+    owner.wait(30)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        child.wait(timeout=30)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_harness_that_speaks_is_not_silent(tmp_path: Path) -> None:

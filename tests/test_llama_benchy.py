@@ -36,7 +36,7 @@ LIVE = {
     "+drop=4": ("failed", "request_failed"),
     "+close=4": ("failed", "cut_off"),
     "+early-stop=4": ("invalid", "short_output"),
-    "+hidden-thinking": ("unmeasured", "coarse_stream"),
+    "+hidden-thinking": ("unmeasured", None),
     "+one-delta": ("unmeasured", "one_delta"),
     "+buffered": ("unmeasured", None),
     "+hang-mid=4": ("failed", "hang"),
@@ -136,6 +136,14 @@ def test_a_known_first_delta_corrects_the_rate() -> None:
     assert measured.metrics["tg_tps"].median == pytest.approx(123.4 * 12 / 15, abs=0.1)
     assert measured.metrics["tg_req_tps"].values == pytest.approx(measured.metrics["tg_tps"].values)
     assert "tg_corrected_for_first_delta" in measured.flags
+
+
+def test_an_answer_that_came_at_once_is_unmeasured_and_not_a_failure() -> None:
+    data = case("ok")
+    for column in ("tg_throughput", "tg_req_throughput"):
+        data["benchmarks"][0][column]["values"].pop()
+    measured = llama_benchy.judge(data, requests(), point())
+    assert (measured.status, measured.reason and measured.reason.cls) == ("unmeasured", "one_delta")
 
 
 def test_token_ids_in_each_delta_need_no_correction() -> None:

@@ -23,6 +23,14 @@ PASSED_ON = ("PATH", "TMPDIR", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 GRACE_S = 3.0
 POLL_S = 0.2
+# The child holds the read end of a pipe of ours: however we die, it closes, and the group kills itself.
+LEASH = """
+import os, signal, sys, threading
+def leash():
+    os.read(0, 1)
+    os.killpg(0, signal.SIGKILL)
+threading.Thread(target=leash, daemon=True).start()
+"""
 COUNT = """
 import json, sys
 from tokenizers import Tokenizer
@@ -98,7 +106,9 @@ def environment(home: Path, extra: dict[str, str] | None = None) -> dict[str, st
 
 
 def run(
-    command: Sequence[str | Path],
+    tool: Harness,
+    program: str,
+    arguments: Sequence[str],
     *,
     cwd: Path,
     log: Path,
@@ -106,19 +116,19 @@ def run(
     silence_s: float,
     watched: Iterable[Path] = (),
 ) -> Ended:
-    """Run a harness in a process group of its own, stdout and stderr in `log`.
+    """Run a Python program in the harness's environment and a process group of its own, its output in `log`.
 
     When neither the log nor a `watched` file has grown for `silence_s` seconds, the whole group is killed.
-    Nothing of the group is left when this returns or raises.
+    Nothing of the group is left when this returns or raises, nor when our own process is killed.
     """
     files = (log, *watched)
     started = time.monotonic()
     with log.open("ab") as sink:
         child = subprocess.Popen(
-            [str(part) for part in command],
+            [tool.python, "-I", "-c", LEASH + program, *arguments],
             cwd=cwd,
             env=env,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=sink,
             stderr=subprocess.STDOUT,
             process_group=0,
@@ -129,6 +139,8 @@ def run(
                 _note(sink, killed)
         finally:
             _end_group(child)
+            if child.stdin:
+                child.stdin.close()
     return Ended(child.returncode, time.monotonic() - started, killed)
 
 

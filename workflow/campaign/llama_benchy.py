@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ from campaign.outcome import Measurement, Metric, Reason, Status, metrics_of
 from campaign.settings import PROTOCOLS, BenchyPoint, Endpoint
 
 NAME = "llama-benchy"
-FILES = ("result.json", "progress.jsonl", "output.log")
+RESULT, EVENTS, LOG = "result.json", "progress.jsonl", "output.log"
 START_UP_S = 60.0
 ENOUGH_TOKENS = 0.95
 PROMPT_TOLERANCE = 0.2
@@ -32,8 +33,8 @@ ROLE_GAP_S = 0.010
 # The key goes in by the environment: a command line can be read by every user of the machine. The pause comes
 # before the clock is started: llama.cpp closes a connection after a streamed answer without announcing it,
 # and a request sent on it before the close is noticed fails with "Server disconnected".
-BOOTSTRAP = f"""
-import asyncio, os, sys
+PROGRAM = f"""
+import asyncio
 from llama_benchy.__main__ import main
 from llama_benchy.client import LLMClient
 key = os.environ.pop({harness.KEY_VARIABLE!r}, None)
@@ -44,7 +45,7 @@ async def settled(*args, **kwargs):
     return await generate(*args, **kwargs)
 LLMClient.run_generation = settled
 main()
-""".strip()
+"""
 
 AGGREGATE = {"pp_tps": "pp_throughput", "tg_tps": "tg_throughput"}
 PER_REQUEST = {"pp_req_tps": "pp_req_throughput", "tg_req_tps": "tg_req_throughput"}
@@ -77,15 +78,17 @@ def measure(
     hidden = harness.masks(endpoint)
     raw = raw.resolve()
     raw.mkdir(parents=True, exist_ok=True)
-    result, events, log = (raw / name for name in FILES)
+    result, events, log = raw / RESULT, raw / EVENTS, raw / LOG
     for file in (result, events, log):
         file.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="campaign-") as home:
         address = _shelve(book_file, Path(home))
-        options = _options(endpoint, point, tokenizer, address, result, events)
+        options = _options(endpoint, point, _absolute(tokenizer), address)
         key = harness.api_key(endpoint)
         ended = harness.run(
-            [tool.python, "-I", "-c", BOOTSTRAP, *options],
+            tool,
+            PROGRAM,
+            options,
             cwd=raw,
             log=log,
             env=harness.environment(Path(home), {harness.KEY_VARIABLE: key} if key else None),
@@ -107,7 +110,7 @@ def measure(
     if measured.reason:
         measured.reason.log = f"{raw.name}/{log.name}"
     measured.provenance = tool.provenance(PROTOCOLS["llama_benchy"]) | {
-        "command": harness.mask(" ".join([NAME, *options]), hidden),
+        "command": harness.mask(shlex.join([NAME, *_options(endpoint, point, tokenizer, address)]), hidden),
         "book_sha256": sha256_of(book_file),
         "tokenizer_sha256": _identity(tokenizer),
     }
@@ -137,8 +140,8 @@ def judge(
         row = _row(data, requests, point, log, killed)
         values = _values(row)
         details["claimed"] = values
-        _check_counts(values, point)
         _check_requests(values, requests, point, speculates)
+        _check_counts(values, point)
         _check_stream(values, requests, point, speculates)
         if correction := _correction(values, requests, n_first, speculates, details):
             values |= correction
@@ -153,13 +156,11 @@ def judge(
     return Measurement(status="ok", metrics=_metrics(values), flags=flags, details=details)
 
 
-def _options(
-    endpoint: Endpoint, point: BenchyPoint, tokenizer: str, address: str, result: Path, events: Path
-) -> list[str]:
+def _options(endpoint: Endpoint, point: BenchyPoint, tokenizer: str, address: str) -> list[str]:
     named = {
         "--base-url": endpoint.base_url,
         "--model": endpoint.model,
-        "--tokenizer": str(Path(tokenizer).resolve()) if Path(tokenizer).exists() else tokenizer,
+        "--tokenizer": tokenizer,
         "--book-url": address,
         "--pp": point.pp,
         "--tg": point.tg,
@@ -168,8 +169,8 @@ def _options(
         "--runs": point.runs,
         "--latency-mode": point.latency_mode,
         "--format": "json",
-        "--save-result": result,
-        "--emit-progress": events,
+        "--save-result": RESULT,
+        "--emit-progress": EVENTS,
     }
     # Whether a model knows the capital of France is the tool_eval cell's business, not a gate of speed.
     switches = ["--no-cache", "--exact-tg", "--skip-coherence"]
@@ -186,6 +187,10 @@ def _shelve(book_file: Path, home: Path) -> str:
         book_file.resolve()
     )
     return address
+
+
+def _absolute(tokenizer: str) -> str:
+    return str(Path(tokenizer).resolve()) if Path(tokenizer).exists() else tokenizer
 
 
 def _identity(tokenizer: str) -> str | None:
@@ -253,10 +258,8 @@ def _check_counts(values: Values, point: BenchyPoint) -> None:
     requests = point.runs * point.concurrency
     planned = dict.fromkeys(AGGREGATE, point.runs) | dict.fromkeys([*PER_REQUEST, *TIMES], requests)
     answered = len(values["e2e_ttft_s"])
-    if answered == requests and not any(values[name] for name in GENERATION):
-        raise Refusal(
-            "unmeasured", "one_delta", "the whole answer came in one delta, so it carries no decode rate"
-        )
+    if answered == requests and any(len(values[name]) < planned[name] for name in GENERATION):
+        raise Refusal("unmeasured", "one_delta", "a whole answer came at once, so it carries no decode rate")
     for name, count in planned.items():
         if len(values[name]) != count:
             summary = f"{answered} of {requests} requests answered"

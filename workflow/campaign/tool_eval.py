@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,10 @@ from campaign.outcome import Measurement, Reason, Status, metrics_of
 from campaign.settings import PROTOCOLS, Endpoint, ToolEvalPoint
 
 NAME = "tool-eval-bench"
+PROGRAM = """
+from tool_eval_bench.cli.bench import main
+sys.exit(main())
+"""
 START_UP_S = 60.0
 CORE_SCENARIOS = frozenset(f"TC-{number:02d}" for number in range(1, 16))
 POINTS_EACH = 2
@@ -47,7 +52,7 @@ def measure(endpoint: Endpoint, point: ToolEvalPoint, raw: Path) -> Measurement:
     killed = None
     for trial in range(1, point.trials + 1):
         result = raw / f"trial{trial}.json"
-        killed = _run(tool, [*options, "--json-file", str(result)], raw, key, point)
+        killed = _run(tool, [*options, "--json-file", result.name], raw, key, point)
         _clean(raw, hidden)
         trials.append(_loaded(result))
         if killed:
@@ -60,7 +65,7 @@ def measure(endpoint: Endpoint, point: ToolEvalPoint, raw: Path) -> Measurement:
     if measured.reason:
         measured.reason.log = f"{raw.name}/{log.name}"
     measured.provenance = tool.provenance(PROTOCOLS["tool_eval"]) | {
-        "command": harness.mask(" ".join([NAME, *options]), hidden)
+        "command": harness.mask(shlex.join([NAME, *options]), hidden)
     }
     return measured
 
@@ -125,7 +130,9 @@ def _run(
         # It loads the first .env found upwards of its cwd, which may be the user's own.
         (raw / ".env").touch()
         ended = harness.run(
-            [tool.python, "-I", "-m", "tool_eval_bench", *options],
+            tool,
+            PROGRAM,
+            options,
             cwd=raw,
             log=raw / "output.log",
             env=harness.environment(Path(home), {"TOOL_EVAL_API_KEY": key} if key else None),
