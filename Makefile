@@ -40,8 +40,8 @@ format: setup-dev
 	$(VENV)/bin/ruff check --fix workflow tests
 	$(VENV)/bin/snakefmt Snakefile workflow/rules
 
-schemas: setup ## write workflow/schemas from the models in campaign.schema
-	$(VENV)/bin/python -m campaign.schema
+schemas: setup ## write workflow/schemas and config/README.md from the models
+	$(VENV)/bin/python -m campaign.reference
 
 setup: $(VENV)/.ready $(HARNESSES:%=.envs/%/.ready)
 setup-dev: $(VENV)/.ready-dev

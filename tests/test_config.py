@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from campaign import config, schema
+from campaign import config, reference, schema
 from campaign.errors import CampaignError
 from campaign.matrix import load
 from workspace import Workspace
@@ -148,8 +148,9 @@ def test_snakemake_says_the_sentence_without_a_traceback(workspace: Workspace) -
 
 @pytest.mark.parametrize("kind", schema.FILES)
 def test_schemas_are_in_step_with_the_models(kind: str) -> None:
-    written = (schema.SCHEMAS / f"{kind}.schema.json").read_text(encoding="utf-8")
-    assert written == schema.schema_of(kind), "run make schemas"
+    written = (reference.SCHEMAS / f"{kind}.schema.json").read_text(encoding="utf-8")
+    assert written == reference.schema_of(kind), "run make schemas"
+    assert reference.README.read_text(encoding="utf-8") == reference.readme(), "run make schemas"
 
 
 @pytest.mark.parametrize("kind", schema.FILES)

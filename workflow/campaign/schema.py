@@ -1,20 +1,12 @@
-"""The files under config/, key by key: each has a description and, where one makes sense, a default.
-
-`python -m campaign.schema` writes workflow/schemas/ from these models; a test keeps the two in step.
-"""
+"""The files under config/, key by key: each has a description and, where one makes sense, a default."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from campaign.files import write_text
 from campaign.settings import InstrumentBlock, Name
-
-SCHEMAS = Path(__file__).parents[1] / "schemas"
 
 Scalar = bool | int | float | str
 FlagName = Annotated[str, Field(pattern=r"^-{1,2}[A-Za-z][A-Za-z0-9._-]*$")]
@@ -32,6 +24,8 @@ class Strict(BaseModel):
 
 class Model(Strict):
     """Which weights the lane serves, and how to tell them from others."""
+
+    model_config = ConfigDict(title="model")
 
     name: str = Field(description="Name that the engine serves and that requests ask for.")
     path: str | None = Field(
@@ -60,6 +54,8 @@ class Model(Strict):
 class Constraint(Strict):
     """What the lane can't do: a variant that breaks it is blocked before a boot is spent."""
 
+    model_config = ConfigDict(title="constraints, each")
+
     name: Name = Field(description="Short name of the constraint.")
     expression: str = Field(
         description="Must hold, over flags (--ctx-size is ctx_size) and env by name, e.g. "
@@ -70,6 +66,8 @@ class Constraint(Strict):
 
 class WarmUp(Strict):
     """Requests made after each boot and discarded."""
+
+    model_config = ConfigDict(title="warm_up")
 
     requests: Annotated[int, Field(ge=1)] = Field(default=2, description="How many requests.")
     prompt_tokens: Annotated[int, Field(ge=8)] = Field(
@@ -115,8 +113,8 @@ class Lane(Strict):
     )
     max_boots: Annotated[int, Field(ge=1)] = Field(
         default=3,
-        description="Most boots that one run spends on one boot of a variant whose engine keeps dying; the cells "
-        "left over are not run.",
+        description="Most boots that one run spends on one boot of a variant whose engine keeps dying; "
+        "the cells left over are not run.",
     )
     stop_timeout_s: Seconds = Field(default=30.0, description="Time to stop by itself before it is killed.")
     warm_up: WarmUp = Field(default=WarmUp(), description="Requests made after each boot and discarded.")
@@ -147,6 +145,8 @@ class Venue(Strict):
 
 class Variant(Strict):
     """The lane with some flags and env changed."""
+
+    model_config = ConfigDict(title="variants, each")
 
     label: str | None = Field(
         default=None, description="Name in the report's tables; the variant's name when absent."
@@ -194,19 +194,4 @@ class Settings(Strict):
 
 
 FILES: dict[str, type[Strict]] = {"config": Settings, "campaign": Campaign, "lane": Lane, "venue": Venue}
-
-
-def schema_of(kind: str) -> str:
-    """The JSON schema of one kind of file, as workflow/schemas/<kind>.schema.json holds it."""
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **FILES[kind].model_json_schema()}
-    return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
-
-
-def main() -> None:
-    """Write all schemas."""
-    for kind in FILES:
-        write_text(SCHEMAS / f"{kind}.schema.json", schema_of(kind))
-
-
-if __name__ == "__main__":
-    main()
+"""What each kind of file under config/ must look like."""

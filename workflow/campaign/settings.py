@@ -61,6 +61,8 @@ class ProbePoint(BaseModel):
 class ProbeBlock(Block):
     """The streaming probe: cold prompts, discarded warm-ups, N measured passes."""
 
+    model_config = ConfigDict(title="instruments: probe")
+
     instrument: Literal["probe"] = Field(description="The instrument of this block.")
     prompt_tokens: list[Count] = Field(
         default=[2048], description="Sizes of the cold prompt, in the server's own tokens."
@@ -107,6 +109,8 @@ class BenchyPoint(BaseModel):
 
 class BenchyBlock(Block):
     """llama-benchy over depth x concurrency, one cell a point."""
+
+    model_config = ConfigDict(title="instruments: llama_benchy")
 
     instrument: Literal["llama_benchy"] = Field(description="The instrument of this block.")
     version: Literal["0.4.0"] = Field(default="0.4.0", description="The pinned llama-benchy release.")
@@ -162,6 +166,8 @@ class ToolEvalPoint(BaseModel):
 
 class ToolEvalBlock(Block):
     """tool-eval-bench: does the variant still call tools as it should?"""
+
+    model_config = ConfigDict(title="instruments: tool_eval")
 
     instrument: Literal["tool_eval"] = Field(description="The instrument of this block.")
     label: Name = Field(description="Name of this point in paths and tables.")
