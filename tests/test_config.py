@@ -57,6 +57,16 @@ CAMPAIGN_MISTAKES: dict[str, tuple[Path_, Any, list[str]]] = {
         [{"instrument": "probe"}, {"instrument": "probe"}],
         ["instruments.1", "pp2048-tg256-c1", "two blocks"],
     ),
+    "secret in env": (
+        ("variants", "slow", "env"),
+        {"HF_TOKEN": "hunter2"},
+        ["variants.slow", "HF_TOKEN", "pass_env"],
+    ),
+    "secret in a flag": (
+        ("variants", "slow", "flags"),
+        {"--api-key": "hunter2"},
+        ["variants.slow", "--api-key", "pass_env"],
+    ),
     "zero passes": (("instruments",), [{"instrument": "probe", "passes": 0}], ["passes", "greater than"]),
 }
 
@@ -72,6 +82,7 @@ def test_a_mistake_in_a_campaign_is_one_sentence(here: Workspace, mistake: str) 
     assert "\n" not in said
     assert all(part in said for part in told), said
     assert "config/" in said
+    assert "hunter2" not in said
 
 
 LANE_MISTAKES: dict[str, tuple[Path_, Any, list[str]]] = {

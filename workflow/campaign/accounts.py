@@ -15,7 +15,6 @@ from campaign.markdown import code, escaped, inline, table
 from campaign.matrix import ResolvedVariant
 from campaign.outcome import Outcome, Reason
 from campaign.schema import Env, Flags
-from campaign.summary import visible
 from campaign.tables import Rows, told
 
 UNPRINTED: tuple[State, ...] = ("failed", "invalid", "unmeasured", "not_run", "blocked")
@@ -48,7 +47,7 @@ def arms(results: Results) -> str:
 
 def changes(baseline: ResolvedVariant, variant: ResolvedVariant) -> str:
     """The flags and env in which a variant differs from the baseline, as Markdown."""
-    env = visible(variant.env)
+    env = variant.env
     changed = [
         *_changes(baseline.flags, variant.flags, lambda name: _flag(name, variant.flags)),
         *_changes(baseline.env, variant.env, lambda name: code(f"{name}={_text(env[name])}")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from campaign.schema import Campaign, Constraint, Env, Flags, Lane, Venue
 from campaign.settings import PROTOCOLS, Point
 
 RESULTS = Path("results")
+SECRET = re.compile(r"(^|[_-])(api[_-]?key|token|secret|password|passwd|credentials?)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,12 @@ def _resolve(name: str, campaign: Campaign, served: Lane, where: Path) -> Resolv
     variant = campaign.variants[name]
     flags, env = lane.merged_flags(served, variant), lane.merged_env(served, variant)
     lane_file = config.path_of("lanes", campaign.lane)
+    for key in [*flags, *env]:
+        if SECRET.search(key):
+            raise CampaignError(
+                f"{where}: variants.{name}: {key} (here or in {lane_file}) looks like a secret, and what is "
+                "written here ends up in results; name its environment variable in the lane's pass_env."
+            )
     blocked = None
     for number, constraint in enumerate(served.constraints):
         key = f"{lane_file}: constraints.{number}.expression (variant {name} of {where.name})"

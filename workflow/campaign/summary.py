@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas
 import yaml
 
 from campaign import cells, errors, matrix
@@ -17,15 +15,12 @@ from campaign.cells import CellRecord, Record, Results
 from campaign.files import write_text
 from campaign.matrix import Boot, Matrix
 from campaign.outcome import Metric, Reason
-from campaign.schema import Env
 
 COLUMNS = [
     "campaign", "variant", "label", "boot", "instrument", "point", "status", "reason_class", "reason",
     "metric", "unit", "n", "median", "min", "max", "values", "recorded", "flags", "boot_id",
     "started", "ended", "path",
 ]  # fmt: skip
-HIDDEN = "(hidden)"
-_SECRET = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
 
 
 def table(results: Results) -> str:
@@ -34,11 +29,8 @@ def table(results: Results) -> str:
     `values` holds the single values with spaces between; only ok outcomes that are not stale carry
     numbers, so that no reader averages over a failure.
     """
-    out = io.StringIO()
-    writer = csv.DictWriter(out, COLUMNS, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(_rows(results))
-    return out.getvalue()
+    frame = pandas.DataFrame(_rows(results), columns=COLUMNS, dtype=object)
+    return str(frame.to_csv(index=False, lineterminator="\n"))
 
 
 def effective_config(plan: Matrix) -> str:
@@ -57,18 +49,13 @@ def effective_config(plan: Matrix) -> str:
                 "fingerprint": variant.fingerprint,
                 "blocked_by": variant.blocked.name if variant.blocked else None,
                 "flags": variant.flags,
-                "env": visible(variant.env),
+                "env": variant.env,
             }
             for variant in plan.variants.values()
         },
         "instruments": _instruments(plan),
     }
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
-
-
-def visible(env: Env) -> Env:
-    """The environment with the values of keys, tokens and passwords taken out."""
-    return {name: HIDDEN if _SECRET.search(name) else value for name, value in env.items()}
 
 
 def _lane_of(lane: dict[str, Any]) -> dict[str, Any]:
