@@ -174,7 +174,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Measure
     folder = tmp_path_factory.mktemp("live")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CAMPAIGN_ENVS", str(ENVS))
-        patch.setattr(llama_benchy, "START_UP_S", 20.0)
+        patch.setattr(llama_benchy, "START_UP_S", 12.0)
         patch.setenv("LANE_KEY", "sk-secret-1017")
         with fake_engine(Settings(tps=100.0)) as (_, endpoint):
             yield dict(zip(LIVE, _measure_all(folder, endpoint, LIVE), strict=True))
