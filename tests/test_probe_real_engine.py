@@ -103,8 +103,8 @@ def test_ngram_speculation_tells_one_story() -> None:
     """The probe's steps, the engine's timings and the counters are one story.
 
     The first token comes from the prompt's pass; each step after it brings one token and what was accepted of
-    its draft. So tokens came at completion_tokens - accepted_tokens moments, whoever counts; a client that
-    was late may have seen two moments as one.
+    its draft. So tokens came at completion_tokens - accepted_tokens moments, whoever counts; on a busy
+    machine the client may have seen two moments as one, or one as two.
     """
     flags = [
         "--spec-type",
@@ -124,7 +124,7 @@ def test_ngram_speculation_tells_one_story() -> None:
         assert row["engine"].get("draft_n_accepted", 0) == accepted
         assert row["n_first"] == 1
         moments = row["completion_tokens"] - accepted
-        assert 0.6 * moments < row["n_steps"] < 1.1 * moments
+        assert 0.6 * moments < row["n_steps"] < 1.25 * moments
         if window["drafts_delta"]:
             drafted += 1
             length = 1 + accepted / window["drafts_delta"]

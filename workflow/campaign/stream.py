@@ -28,7 +28,7 @@ PLAIN_STREAM = 0.95
 """With at least this many deltas a token, each delta is one token (some tokens have no text of their own)."""
 MAX_TOKENS_PER_STEP = 8.0
 """More tokens a step than this, without an acceptance length that explains them: the stream is too coarse."""
-SAME_STEP = 0.1
+SAME_STEP = 0.25
 """Deltas closer than this share of the mean gap arrived together."""
 
 
