@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import re
 import time
@@ -55,50 +56,69 @@ class Flight:
 
 
 class Client:
-    """Keep-alive connections to one endpoint, and the event loop that they live in."""
+    """Keep-alive connections to one endpoint, one for each stream, and the event loop that they live in.
+
+    Each stream has a connection pool of its own: a shared one looks through all its connections and requests
+    at each start and end, which holds up 64 streams for a third of a second.
+    """
 
     def __init__(self, endpoint: Endpoint, timeout_s: float) -> None:
         self._url = endpoint.base_url.rstrip("/")
         self._timeout_s = timeout_s
         key = os.environ.get(endpoint.api_key_env or "")
         self._headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        self._certificates = httpx.create_ssl_context(trust_env=False)
+        self._streams: list[httpx.AsyncClient] = []
         self._runner = asyncio.Runner()
 
     def __enter__(self) -> Self:
-        self._http = httpx.AsyncClient(
-            headers=self._headers,
-            timeout=httpx.Timeout(self._timeout_s, connect=min(CONNECT_WITHIN_S, self._timeout_s)),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-            trust_env=False,
-        )
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._runner.run(self._http.aclose())
+        for stream in self._streams:
+            self._runner.run(stream.aclose())
         self._runner.close()
 
     def send(self, bodies: Sequence[dict[str, Any]]) -> Flight:
         """Post the bodies to /chat/completions at once, over open connections, and read the answers."""
-        return self._runner.run(self._together(bodies))
+        # A full collection holds up every stream for tens of milliseconds; reads make no cycles worth one.
+        gc.disable()
+        try:
+            return self._runner.run(self._together(bodies))
+        finally:
+            gc.enable()
 
     async def _together(self, bodies: Sequence[dict[str, Any]]) -> Flight:
+        while len(self._streams) < len(bodies):
+            self._streams.append(self._stream())
         url = f"{self._url}/chat/completions"
-        requests = [self._http.build_request("POST", url, json=body) for body in bodies]
-        await asyncio.gather(*(self._warm() for _ in bodies))
+        pairs = [
+            (stream, stream.build_request("POST", url, json=body))
+            for stream, body in zip(self._streams, bodies, strict=False)
+        ]
+        await asyncio.gather(*(self._warm(stream) for stream, _ in pairs))
         lag = asyncio.create_task(_lag())
-        answers = await asyncio.gather(*(self._answer(request) for request in requests))
+        answers = await asyncio.gather(*(self._answer(*pair) for pair in pairs))
         lag.cancel()
         return Flight(list(answers), await lag)
 
-    async def _warm(self) -> None:
+    def _stream(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            headers=self._headers,
+            timeout=httpx.Timeout(self._timeout_s, connect=min(CONNECT_WITHIN_S, self._timeout_s)),
+            verify=self._certificates,
+            trust_env=False,
+        )
+
+    async def _warm(self, stream: httpx.AsyncClient) -> None:
         """Have a connection open and idle; whatever is wrong will show in the request itself."""
         with contextlib.suppress(httpx.HTTPError, TimeoutError):
             async with asyncio.timeout(CONNECT_WITHIN_S):
-                await self._http.get(f"{self._url}/models")
+                await stream.get(f"{self._url}/models")
 
-    async def _answer(self, request: httpx.Request) -> RawAnswer:
+    async def _answer(self, stream: httpx.AsyncClient, request: httpx.Request) -> RawAnswer:
         answer = RawAnswer(time.perf_counter())
 
         async def trace(name: str, _: dict[str, Any]) -> None:
@@ -109,7 +129,7 @@ class Client:
         request.extensions["trace"] = trace
         try:
             async with asyncio.timeout(self._timeout_s) as limit:
-                await self._read(request, answer, limit)
+                await self._read(stream, request, answer, limit)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             answer.unreachable, answer.ending, answer.detail = True, "reset", str(error)
         except (TimeoutError, httpx.TimeoutException):
@@ -118,8 +138,10 @@ class Client:
             answer.ending, answer.detail = "reset", str(error) or type(error).__name__
         return answer
 
-    async def _read(self, request: httpx.Request, answer: RawAnswer, limit: asyncio.Timeout) -> None:
-        response = await self._http.send(request, stream=True)
+    async def _read(
+        self, stream: httpx.AsyncClient, request: httpx.Request, answer: RawAnswer, limit: asyncio.Timeout
+    ) -> None:
+        response = await stream.send(request, stream=True)
         try:
             answer.status = response.status_code
             answer.content_type = response.headers.get("content-type")
