@@ -68,7 +68,7 @@ def _on_engine(matrix: Matrix, boot: Boot, instrument: str, cell: Cell | None) -
         if cell is None:
             measured = engine.warm(room, running)
         else:
-            measured = measure(cell, running.endpoint, matrix, _fresh_raw(cell))
+            measured = _placed(cell, measure(cell, running.endpoint, matrix, _fresh_raw(cell)))
         dead = engine.death(room)
     if dead is not None:
         measured = Measurement(
@@ -137,6 +137,16 @@ def _outcome(
 
 def _boot_id(boot_id: str | None) -> dict[str, Any]:
     return {"boot_id": boot_id} if boot_id else {}
+
+
+def _placed(cell: Cell, measured: Measurement) -> Measurement:
+    """The paths that an instrument gives beside its cell, as seen from the working directory."""
+    beside = cell.path.parent
+    reason = measured.reason
+    if reason is not None and reason.log is not None:
+        reason = reason.model_copy(update={"log": str(beside / reason.log)})
+    raw = [str(beside / name) for name in measured.raw]
+    return measured.model_copy(update={"reason": reason, "raw": raw})
 
 
 def _fresh_raw(cell: Cell) -> Path:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from campaign import bootlog, lane, lease, ledger, readiness, warm_up
+from campaign import bootlog, lane, lease, ledger, readiness, signatures, warm_up
 from campaign.errors import CampaignError, run
 from campaign.files import read_json, write_json
 from campaign.launcher import Exit, Launch, Launcher, ProcessLauncher, base_environment, free_port
@@ -144,7 +144,7 @@ def start(room: Room, why: str) -> Running:
         room.launcher.stop(room.state)
         raise
     boot_s = round(time.monotonic() - began, 3)
-    facts = bootlog.read_files(room.launcher.logs(room.state)).facts
+    facts = _facts(room)
     ready = {"id": launch.id, "attempt": number, "boot_s": boot_s, "facts": facts, "warmed": False}
     write_json(room.state / "ready.json", ready)
     ledger.append(room.matrix.ledger, "ready", launch.id, boot_s=boot_s, facts=facts)
@@ -179,7 +179,7 @@ def end(state: Path, how: str) -> None:
 def release(keep: bool) -> None:
     """Give back every venue that the calling run holds, and stop its engine unless it is to be kept."""
     mine, _ = lease.owner()
-    for state in sorted(lease.state_of("any").parent.iterdir()):
+    for state in sorted(lease.venues().glob("*/")):
         held = lease.read(state)
         if held is None or held.owner != mine:
             continue
@@ -265,12 +265,20 @@ def _death_reason(room: Room, ended: Exit) -> Reason:
 
 
 def _failed_boot(room: Room, launch: Launch, reason: Reason, began: float) -> BootFailed:
-    facts = bootlog.read_files(room.launcher.logs(room.state)).facts
+    facts = _facts(room)
     room.launcher.stop(room.state)
     boot_s = round(time.monotonic() - began, 3)
     told = reason.model_dump(by_alias=True)
     ledger.append(room.matrix.ledger, "failed", launch.id, reason=told, boot_s=boot_s, facts=facts)
     return BootFailed(reason, launch.id)
+
+
+def _facts(room: Room) -> dict[str, Any]:
+    """What the log tells of the boot; what it last said of a request is no fact of it."""
+    known = signatures.load().quantities
+    logs = {node: path for node, path in room.launcher.logs(room.state).items() if path.exists()}
+    facts = bootlog.read_files(logs).facts
+    return {name: value for name, value in facts.items() if known[name].keep != "last"}
 
 
 def _ready_file(room: Room) -> dict[str, Any]:

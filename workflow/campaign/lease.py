@@ -49,12 +49,17 @@ def owner() -> tuple[ProcessId, str]:
     return mine, os.environ.get("CAMPAIGN_RUN") or f"by-hand-{mine.pid}"
 
 
-def state_of(venue: str) -> Path:
-    """This machine's directory for a venue's lease and engine, shared by all clones of one user."""
+def venues() -> Path:
+    """This machine's directory of venues, shared by all clones of one user."""
     given = os.environ.get("CAMPAIGN_STATE_DIR")
     home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     root = Path(given) if given else Path(home).expanduser() / "llm-serving-campaigns"
-    state = root / "venues" / venue
+    return root / "venues"
+
+
+def state_of(venue: str) -> Path:
+    """The directory of one venue's lease and engine. Raises CampaignError if it can't be made."""
+    state = venues() / venue
     try:
         state.mkdir(parents=True, exist_ok=True)
     except OSError as error:
