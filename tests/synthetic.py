@@ -133,7 +133,7 @@ def boot_up(plan: Matrix, boot: Boot, boot_s: float = 30.0, status: str = "ok") 
     )
     if status == "ok":
         ledger.append(plan.ledger, "ready", name, boot_s=boot_s, facts={})
-        ledger.append(plan.ledger, "stopped", name, how="the next boot")
+        ledger.append(plan.ledger, "stopped", name, how="to boot the next")
     else:
         ledger.append(plan.ledger, "failed", name, reason={"class": "oom", "summary": "out | of memory"})
 

@@ -185,7 +185,6 @@ def test_an_interrupted_run_leaves_no_engine_and_no_lease_that_needs_a_person(
     assert not (workspace.root / "results/demo/base/b1/probe/pp64-tg16-c1.json").exists()
     assert (workspace.root / "results/demo/base/b1/probe/pp32-tg16-c1.json").read_bytes() == done
 
-    subprocess.run(workspace.command("--unlock"), env=workspace.environment, check=True, capture_output=True)
     jobs = workspace.run()
     assert [rule for rule, _ in jobs] == ["probe", "report", "summary"]
     assert read(workspace, "base/b1/probe/pp64-tg16-c1.json")["status"] == "ok"
@@ -237,7 +236,6 @@ def test_an_engine_that_a_killed_keeper_left_is_reaped_by_the_next_run(workspace
     os.kill(record["keeper"]["pid"], signal.SIGKILL)
     finish(process)
     nothing_up(workspace)
-    subprocess.run(workspace.command("--unlock"), env=workspace.environment, check=True, capture_output=True)
     workspace.run()
     assert read(workspace, "base/b1/probe/pp32-tg16-c1.json")["status"] == "ok"
 

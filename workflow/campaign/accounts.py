@@ -205,5 +205,6 @@ def _end(attempt: BootAttempt) -> str:
     if attempt.reason is not None:
         return escaped(attempt.reason.summary)
     if attempt.end is None:
-        return DASH
-    return f"{attempt.end}: {escaped(attempt.death)}" if attempt.death else attempt.end
+        return "up when this was written" if attempt.ready else DASH
+    told = escaped(attempt.death or "")
+    return f"died: {told}" if attempt.end == "died" else f"stopped {told}".strip()

@@ -76,7 +76,7 @@ def hold(matrix: Matrix, boot: Boot) -> Iterator[Room]:
     taken = lease.take(state, matrix.name, matrix.venue.lease_wait_s)
     with lease.job(state):
         if taken is not None and not taken.keep:
-            end(state, "reaped: the run that booted it was gone")
+            end(state, "the run that booted it was gone")
         yield Room(state, matrix, boot)
 
 
@@ -116,7 +116,7 @@ def start(room: Room, why: str) -> Running:
     """Stop what is up, boot this variant and wait for its first token. Raises BootFailed."""
     attempts = _attempts(room)
     _check_budget(room, attempts)
-    end(room.state, f"stopped for {room.boot.variant} {room.boot.name}")
+    end(room.state, f"to boot {room.boot.variant} {room.boot.name}")
     number = len(attempts) + 1
     launch = _launch(room, number)
     run_name = lease.owner()[1]
@@ -157,7 +157,7 @@ def death(room: Room) -> Reason | None:
     if ended is None:
         return None
     reason = _death_reason(room, ended)
-    end(room.state, "stopped while a cell used it")
+    end(room.state, "from outside, while a cell used it")
     return reason
 
 
@@ -187,7 +187,7 @@ def release(keep: bool) -> None:
             if keep:
                 lease.write(state, lease.Lease(held.owner, held.run, held.campaign, held.since, keep=True))
                 continue
-            end(state, "stopped at the end of the run")
+            end(state, "at the end of the run")
             (state / "lease.json").unlink(missing_ok=True)
 
 
@@ -196,7 +196,7 @@ def stop(venue: str) -> None:
     state = lease.state_of(venue)
     lease.take(state, "none", wait_s=0.0)
     with lease.job(state):
-        end(state, "stopped by hand")
+        end(state, "by hand")
         (state / "lease.json").unlink(missing_ok=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -14,11 +15,13 @@ from typing import Any
 
 from campaign import config
 from campaign.errors import CampaignError
-from campaign.files import digest
+from campaign.files import digest, write_text
 from campaign.matrix import Boot, Cell, Matrix, load
 from campaign.process import ProcessId
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
+RUNS = Path(".snakemake/campaign-runs")
+LOCKS = Path(".snakemake/locks")
 Lookup = Callable[[Any], Any]
 
 
@@ -29,8 +32,35 @@ def begin_run() -> None:
     call `python`, which must be the one that runs Snakemake.
     """
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    os.environ.setdefault("CAMPAIGN_RUN", uuid.uuid4().hex[:12])
-    os.environ.setdefault("CAMPAIGN_OWNER", ProcessId.own().json())
+    if "CAMPAIGN_OWNER" in os.environ:
+        return
+    mine = ProcessId.own()
+    os.environ["CAMPAIGN_RUN"] = uuid.uuid4().hex[:12]
+    os.environ["CAMPAIGN_OWNER"] = mine.json()
+    _drop_dead_locks(mine)
+
+
+def _drop_dead_locks(mine: ProcessId) -> None:
+    """Remove the directory lock of a Snakemake that was killed; it knows no owner, so we note each run's."""
+    RUNS.mkdir(parents=True, exist_ok=True)
+    living = False
+    for note in RUNS.glob("*.json"):
+        run = ProcessId.load(_json(note))
+        if run is not None and run.alive():
+            living = True
+        else:
+            note.unlink(missing_ok=True)
+    if not living:
+        for lock in LOCKS.glob("*"):
+            lock.unlink(missing_ok=True)
+    write_text(RUNS / f"{mine.host}-{mine.pid}.json", mine.json())
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
 
 
 @dataclass(frozen=True)
