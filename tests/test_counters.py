@@ -138,6 +138,33 @@ def test_other_engines_count_cached_prompts_and_overshoot() -> None:
     assert "3 requests" in (window(before, replace(after, requests=3.0)).foreign(2, 2, 240, 40, 100) or "")
 
 
+def test_an_engine_that_counts_cached_tokens_hides_no_foreign_prompt_behind_ours() -> None:
+    before, after = llama(cached_tokens=0.0), llama(prompt_tokens=180.0, cached_tokens=60.0)
+    assert window(before, after).foreign(2, 2, 240, None, None) is None
+    assert "180 prompt tokens, ours were 160" in (window(before, after).foreign(2, 2, 220, None, None) or "")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "warm"),
+    [
+        (llama(cached_tokens=10.0), llama(cached_tokens=70.0), False),
+        (llama(cached_tokens=10.0), llama(cached_tokens=71.0), True),
+        (llama(), llama(), False),
+        (llama(cached_tokens=900.0), llama(cached_tokens=800.0), False),
+        (llama(cached_tokens=0.0), None, False),
+    ],
+    ids=["as many as allowed", "one more", "not counted", "restarted", "gone"],
+)
+def test_a_warm_prefix(before: Counters, after: Counters | None, warm: bool) -> None:
+    assert (window(before, after).warm(60) is not None) == warm
+
+
+def test_a_window_without_sampling_still_has_its_ends() -> None:
+    with fake() as endpoint, Window(endpoint, every_s=None) as live:
+        pass
+    assert (live.before is None, live.after is None, live.during) == (False, False, [])
+
+
 def test_a_live_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counters, "SETTLE_WITHIN_S", 0.05)
     with fake(quirks="busy=3") as endpoint, Window(endpoint) as live:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +270,14 @@ def test_a_held_up_client_is_invalid() -> None:
     status, reason = judge([Pass(1, (Stream(0.0, reading),), lag_s=MAX_LAG_S * 2)], 128)
     assert reason is not None
     assert (status, reason.cls) == ("invalid", "client_lag")
+
+
+def test_the_engines_counter_shows_a_hit_where_usage_says_nothing() -> None:
+    silent = StreamReading("ok", ttft_s=1.0, decode_tps=50.0, completion_tokens=40, prompt_tokens=128)
+    for cached, cls in ((None, "prefix_cache_hit"), (0, None)):
+        reading = replace(silent, cached_tokens=cached)
+        _, reason = judge([Pass(1, (Stream(0.0, reading),), lag_s=0.0, warm="100 were cached")], 128)
+        assert (reason.cls if reason else None) == cls
 
 
 def test_another_size_than_asked_is_invalid() -> None:

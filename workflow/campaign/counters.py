@@ -147,14 +147,14 @@ class Acceptance:
 
 
 class Window:
-    """The engine's counters over a `with` block: before, at each SAMPLE_EVERY_S, and after it has settled.
+    """The engine's counters over a `with` block: once it has settled before, every `every_s`, and after.
 
     Sampling is a thread that only fetches text; it is parsed afterwards, so that it takes nothing from a
-    client that measures in this process.
+    client that measures in this process. None samples nothing between the two ends.
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self.endpoint = endpoint
+    def __init__(self, endpoint: Endpoint, every_s: float | None = SAMPLE_EVERY_S) -> None:
+        self.endpoint, self.every_s = endpoint, every_s
         self.before: Counters | None = None
         self.after: Counters | None = None
         self.during: list[Counters] = []
@@ -165,8 +165,8 @@ class Window:
     def __enter__(self) -> Self:
         # The first client of a process loads certificates for 60 ms; here it is out of anyone's way.
         self._client = httpx.Client(timeout=ANSWER_WITHIN_S, trust_env=False)
-        self.before = read(self.endpoint, self._client)
-        if self.before is not None:
+        self.before = self._settled(SETTLE_WITHIN_S)
+        if self.before is not None and self.every_s is not None:
             self._thread.start()
         return self
 
@@ -177,20 +177,19 @@ class Window:
         if self._thread.ident is not None:
             self._thread.join()
         if self.before is not None:
-            self.after = self._settled()
+            self.after = self._settled(0.0 if self.before.in_engine else SETTLE_WITHIN_S)
         self.during = [counters for text in self._texts if (counters := parse(text))]
         self._client.close()
 
     def _sample(self) -> None:
-        while not self._stop.wait(SAMPLE_EVERY_S):
+        while not self._stop.wait(self.every_s):
             text = _text(self.endpoint, self._client)
             if text is not None:
                 self._texts.append(text)
 
-    def _settled(self) -> Counters | None:
+    def _settled(self, within_s: float) -> Counters | None:
         """The counters once nothing runs; engines count a request a moment after its last byte."""
-        busy_before = self.before is not None and bool(self.before.in_engine)
-        deadline = time.monotonic() + (0.0 if busy_before else SETTLE_WITHIN_S)
+        deadline = time.monotonic() + within_s
         while True:
             counters = read(self.endpoint, self._client)
             if counters is None or not counters.in_engine or time.monotonic() > deadline:
@@ -229,7 +228,8 @@ class Window:
         """One sentence if someone else used the engine in the window, None if nothing shows that.
 
         `requests` were ours, at most `concurrency` at once, with `prompt` tokens in all, `cached` of them
-        from the prefix cache, and `generated` tokens; None where usage didn't say: then nothing is compared.
+        from the prefix cache (None: as many as the engine counted itself), and `generated` tokens; None
+        where usage didn't say: then nothing is compared.
         """
         if self.before is None or self.after is None:
             return None
@@ -238,7 +238,7 @@ class Window:
                 return f"{seen:g} requests were in the engine {when}, at most {ours} of them ours"
         exact = self.before.engine in EXACT_ENGINES
         if prompt is not None and exact:
-            prompt -= cached or 0
+            prompt -= int(self.delta("cached_tokens") or 0) if cached is None else cached
         slack = requests * (1 if exact else SLACK_TOKENS)
         limits = (
             ("requests", requests, 0),
@@ -250,6 +250,13 @@ class Window:
             if expected is not None and grown is not None and grown > expected + spare:
                 return f"the engine counted {grown:g} {name.replace('_', ' ')}, ours were {expected}"
         return None
+
+    def warm(self, allowed: int) -> str | None:
+        """One sentence if the prefix cache gave more than `allowed` prompt tokens; None if not or unknown."""
+        cached = self.delta("cached_tokens")
+        if cached is None or cached <= allowed:
+            return None
+        return f"the engine's prefix cache gave {cached:g} prompt tokens, a cold run's at most {allowed}"
 
     def _seen(self, concurrency: int) -> Iterable[tuple[str, float | None, int]]:
         yield "before we began", self.before.in_engine if self.before else None, 0

@@ -4,17 +4,35 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from campaign import benchy_traffic, evidence
+from campaign.benchy_traffic import Traffic
+from campaign.counters import Window
 from campaign.errors import CampaignError
 from campaign.lane import model_path
 from campaign.matrix import RESULTS, Cell, Matrix
+from campaign.nodes import Watch
 from campaign.outcome import Measurement
 from campaign.settings import PROTOCOLS, BenchyPoint, Endpoint, ProbePoint, ToolEvalPoint
 
 ASSETS = RESULTS / ".assets"
+SAMPLE_EVERY_S = 1.0
 
 
 def measure(cell: Cell, endpoint: Endpoint, matrix: Matrix, raw: Path) -> Measurement:
-    """Measure the cell's point on the engine at that endpoint; raw files go into `raw`."""
+    """Measure the cell's point on the engine at that endpoint; raw files go into `raw`.
+
+    The engine's counters and this node's sensors are read before, during and after; see campaign.evidence.
+    """
+    point = cell.settings
+    # The probe samples during each of its passes; a second sampler would only be in its way.
+    every_s = None if isinstance(point, ProbePoint) else SAMPLE_EVERY_S
+    with Watch() as watch, Window(endpoint, every_s) as window:
+        measured = _measured(cell, endpoint, matrix, raw)
+    own = _own_traffic(raw, point) if isinstance(point, BenchyPoint) else None
+    return evidence.weighed(measured, window, own, watch.readings)
+
+
+def _measured(cell: Cell, endpoint: Endpoint, matrix: Matrix, raw: Path) -> Measurement:
     point = cell.settings
     if isinstance(point, ProbePoint):
         from campaign import probe
@@ -34,6 +52,13 @@ def measure(cell: Cell, endpoint: Endpoint, matrix: Matrix, raw: Path) -> Measur
         book_file=_book(matrix),
         speculates=matrix.variants[cell.boot.variant].speculates,
     )
+
+
+def _own_traffic(raw: Path, point: BenchyPoint) -> Traffic:
+    from campaign import benchy_progress, llama_benchy
+
+    requests = benchy_progress.read(raw / llama_benchy.EVENTS)
+    return benchy_traffic.of(requests, (raw / llama_benchy.LOG).read_text(encoding="utf-8"), point)
 
 
 def version_of(instrument: str, cell: Cell | None) -> str:

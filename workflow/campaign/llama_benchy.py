@@ -32,7 +32,8 @@ PROMPT_TOLERANCE = 0.2
 ROLE_GAP_S = 0.010
 # The key goes in by the environment: a command line can be read by every user of the machine. The pause comes
 # before the clock is started: llama.cpp closes a connection after a streamed answer without announcing it,
-# and a request sent on it before the close is noticed fails with "Server disconnected".
+# and a request sent on it before the close is noticed fails with "Server disconnected". The discarded run
+# sends no progress events, so what it asked of the engine is printed.
 PROGRAM = f"""
 import asyncio
 from llama_benchy.__main__ import main
@@ -42,7 +43,10 @@ sys.argv[1:] += ["--api-key", key] if key else []
 generate = LLMClient.run_generation
 async def settled(*args, **kwargs):
     await asyncio.sleep(0.1)
-    return await generate(*args, **kwargs)
+    result = await generate(*args, **kwargs)
+    if kwargs.get("request_id") is None:
+        print(f"[campaign] discarded: {{result.prompt_tokens}} prompt tokens, {{result.total_tokens}} tokens")
+    return result
 LLMClient.run_generation = settled
 main()
 """

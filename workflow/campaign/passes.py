@@ -48,13 +48,17 @@ class Stream:
 
 @dataclass(frozen=True)
 class Pass:
-    """Requests sent at once, and the evidence for or against them."""
+    """Requests sent at once, and the evidence for or against them.
+
+    `foreign` and `warm` are sentences from the engine's counters; `warm` counts where usage says nothing.
+    """
 
     number: int
     streams: tuple[Stream, ...]
     lag_s: float
     foreign: str | None = None
     in_engine: dict[str, float | None] = field(default_factory=dict)
+    warm: str | None = None
 
     @property
     def broken(self) -> bool:
@@ -115,6 +119,8 @@ def _judge_surroundings(passes: Sequence[Pass], prompt_tokens: int | None) -> tu
         if one.foreign is not None:
             summary = "someone else used the engine during the measurement"
             return "invalid", _made("foreign_traffic", summary, f"{where}: {one.foreign}")
+        if one.warm is not None and all(stream.reading.cached_tokens is None for stream in one.streams):
+            return "invalid", _made("prefix_cache_hit", SUMMARIES["prefix_cache_hit"], f"{where}: {one.warm}")
         if one.lag_s > MAX_LAG_S:
             evidence = f"{where}: the event loop was away for {one.lag_s * 1000:.0f} ms"
             return "invalid", _made("client_lag", "the measuring client was itself held up", evidence)
