@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from campaign import benchy_progress, llama_benchy
+from campaign import benchy_progress, benchy_rows, llama_benchy
 from campaign.benchy_progress import Request
 from campaign.outcome import Measurement
 from campaign.settings import BenchyPoint, Endpoint
@@ -70,18 +70,18 @@ def requests(count: int = 3, **changes: Any) -> list[Request]:
 @pytest.mark.parametrize("name", RECORDED)
 def test_recorded_result(name: str) -> None:
     runs, c, depth, status, cls = RECORDED[name]
-    measured = llama_benchy.judge(case(name), [], point(runs, c, depth))
+    measured = benchy_rows.judge(case(name), [], point(runs, c, depth))
     assert (measured.status, measured.reason and measured.reason.cls) == (status, cls)
     assert bool(measured.metrics) == (status == "ok")
     assert "no_progress_events" in measured.flags
 
 
 def test_the_good_row_beside_a_bad_one_is_kept() -> None:
-    assert llama_benchy.judge(case("depthfail"), [], point(2)).status == "ok"
+    assert benchy_rows.judge(case("depthfail"), [], point(2)).status == "ok"
 
 
 def test_totals_have_a_value_a_run_and_the_rest_one_a_request() -> None:
-    measured = llama_benchy.judge(case("c4_ok"), requests(8), point(2, 4))
+    measured = benchy_rows.judge(case("c4_ok"), requests(8), point(2, 4))
     counts = {name: len(metric.values) for name, metric in measured.metrics.items()}
     assert counts == {
         **dict.fromkeys(("pp_tps", "tg_tps"), 2),
@@ -93,7 +93,7 @@ def test_totals_have_a_value_a_run_and_the_rest_one_a_request() -> None:
 
 def test_a_failed_request_in_the_progress_events_gives_the_engines_own_words() -> None:
     found = benchy_progress.read(CASES / "progress_sample.jsonl")
-    measured = llama_benchy.judge(case("ok"), found, point())
+    measured = benchy_rows.judge(case("ok"), found, point())
     assert measured.status == "failed"
     assert measured.reason is not None
     assert "boom" in str(measured.reason.evidence)
@@ -113,7 +113,7 @@ def test_a_failed_request_in_the_progress_events_gives_the_engines_own_words() -
     ],
 )
 def test_what_only_the_progress_events_show(changes: dict[str, Any], status: str, cls: str | None) -> None:
-    measured = llama_benchy.judge(case("ok"), requests(**changes), point())
+    measured = benchy_rows.judge(case("ok"), requests(**changes), point())
     assert (measured.status, measured.reason and measured.reason.cls) == (status, cls)
     assert bool(measured.metrics) == (status == "ok")
 
@@ -121,7 +121,7 @@ def test_what_only_the_progress_events_show(changes: dict[str, Any], status: str
 def test_a_speculating_lane_without_a_known_first_delta_has_no_rate() -> None:
     few = requests(stamps=[0.0, 0.04, 0.08, 0.12])
     for seen in ([], few):
-        measured = llama_benchy.judge(case("mtp"), seen, point(), speculates=True)
+        measured = benchy_rows.judge(case("mtp"), seen, point(), speculates=True)
         assert measured.status == "unmeasured"
         assert measured.reason is not None
         assert measured.reason.cls == "first_delta_unknown"
@@ -131,7 +131,7 @@ def test_a_speculating_lane_without_a_known_first_delta_has_no_rate() -> None:
 def test_a_known_first_delta_corrects_the_rate() -> None:
     few = requests(stamps=[0.0, 0.04, 0.08, 0.12])
     known = dict.fromkeys(range(3), 4)
-    measured = llama_benchy.judge(case("mtp"), few, point(), speculates=True, n_first=known)
+    measured = benchy_rows.judge(case("mtp"), few, point(), speculates=True, n_first=known)
     assert measured.status == "ok"
     assert measured.metrics["tg_tps"].median == pytest.approx(123.4 * 12 / 15, abs=0.1)
     assert measured.metrics["tg_req_tps"].values == pytest.approx(measured.metrics["tg_tps"].values)
@@ -142,19 +142,19 @@ def test_an_answer_that_came_at_once_is_unmeasured_and_not_a_failure() -> None:
     data = case("ok")
     for column in ("tg_throughput", "tg_req_throughput"):
         data["benchmarks"][0][column]["values"].pop()
-    measured = llama_benchy.judge(data, requests(), point())
+    measured = benchy_rows.judge(data, requests(), point())
     assert (measured.status, measured.reason and measured.reason.cls) == ("unmeasured", "one_delta")
 
 
 def test_token_ids_in_each_delta_need_no_correction() -> None:
     few = requests(stamps=[0.0, 0.04, 0.08, 0.12], first_count=4)
-    measured = llama_benchy.judge(case("mtp"), few, point(), speculates=True)
+    measured = benchy_rows.judge(case("mtp"), few, point(), speculates=True)
     assert measured.metrics["tg_tps"].median == pytest.approx(123.4, abs=0.1)
 
 
 @pytest.mark.parametrize("data", [None, {}, {"benchmarks": []}, {"benchmarks": [{"concurrency": 2}]}])
 def test_no_result_is_a_failure_with_the_last_error_printed(data: dict[str, Any] | None) -> None:
-    measured = llama_benchy.judge(data, [], point(), log="hello\nWarmup failed: HTTP 500: broken\n\n")
+    measured = benchy_rows.judge(data, [], point(), log="hello\nWarmup failed: HTTP 500: broken\n\n")
     assert measured.status == "failed"
     assert measured.reason is not None
     assert measured.reason.evidence == "Warmup failed: HTTP 500: broken"

@@ -155,6 +155,12 @@ def _fresh_raw(cell: Cell) -> Path:
     return raw
 
 
+def _recorded(path: Path) -> Outcome | None:
+    """The recorded outcome that stands at a cell's path: what a person brought in is not measured away."""
+    found = Outcome.read(path) if path.exists() else None
+    return found if found is not None and found.recorded else None
+
+
 def _end_with_owner() -> None:
     """Stop this job when the run that called it is gone: what it would measure, nobody waits for."""
     holder, _ = lease.owner()
@@ -194,6 +200,10 @@ def main() -> int:
     planned = matrix.identity_of(boot, cell)
     if given.fingerprint not in (None, planned):
         raise CampaignError(f"{matrix.file}, its lane or a package changed after this run began; run again.")
+    if (kept := _recorded(given.out)) is not None:
+        kept.write(given.out)
+        print(f"{given.out}: kept, it is recorded; delete it to measure this cell")
+        return 0
     if given.instrument == "boot":
         outcome = boot_outcome(matrix, boot)
     else:

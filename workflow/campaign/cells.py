@@ -20,6 +20,7 @@ State = Status | Literal["missing", "stale"]
 MISSING: State = "missing"
 STALE: State = "stale"
 UNDONE: tuple[State, ...] = ("missing", "stale")
+STALE_RECORD = Reason(cls="recorded", summary="recorded of another config; delete it to measure this one")
 RETRIED: tuple[State, ...] = ("failed", "not_run")
 
 
@@ -164,7 +165,7 @@ def _unlike(found: str | None, current: str, recorded: bool) -> bool:
 
 def _reason(matrix: Matrix, cell: Cell, state: State, outcome: Outcome | None) -> Reason | None:
     if state in UNDONE:
-        return None
+        return STALE_RECORD if outcome is not None and outcome.recorded else None
     if outcome is not None and outcome.status == state:
         return outcome.reason
     constraint = matrix.variants[cell.boot.variant].blocked

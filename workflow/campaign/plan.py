@@ -31,6 +31,8 @@ SYMBOLS: dict[State, tuple[str, str]] = {
     "stale": ("~", "stale"),
     "missing": (".", "missing"),
 }
+RECORDED = ("r", "recorded")
+"""In place of "measured": an ok outcome that was typed in or imported."""
 STATES: tuple[State, ...] = (*get_args(Status), "stale", "missing")
 UNPLANNED = "/"
 
@@ -75,11 +77,15 @@ def retry(results: Results) -> Work:
 
 
 def retry_targets(results: Results) -> list[Path]:
-    """Files to force: a failed boot or warm-up (its cells follow it), else each failed or not_run cell."""
+    """Files to force: a failed boot or warm-up (its cells follow it), else each failed or not_run cell.
+
+    A recorded failure is none of them: measuring doesn't replace what a person recorded.
+    """
     targets: list[Path] = []
     for boot in results.boots:
         head = next((r for r in (boot.record, boot.warm_up) if r.state in RETRIED), None)
-        targets += [head.path] if head else [cell.path for cell in boot.cells if cell.state in RETRIED]
+        failed = [cell.path for cell in boot.cells if cell.state in RETRIED and not _kept(cell)]
+        targets += [head.path] if head else failed
     return targets
 
 
@@ -105,8 +111,8 @@ def estimate(results: Results, work: Work) -> Estimate:
 
 def text(results: Results) -> str:
     """The plan as plain text of at most 100 columns."""
-    counts = Counter(cell.state for cell in results.cells)
-    told = ", ".join(f"{counts[state]:,} {SYMBOLS[state][1]}" for state in STATES if counts[state])
+    counts = Counter(_symbol(cell) for cell in results.cells)
+    told = ", ".join(f"{counts[mark]:,} {mark[1]}" for mark in _marks(results) if counts[mark])
     parts = [
         f"{results.matrix.name}: {format.plural(len(results.cells), 'cell')} planned: {told or 'none'}",
         _grid(results),
@@ -125,7 +131,12 @@ def as_json(results: Results) -> dict[str, Any]:
         "never_booted": results.matrix.planned,
         "boots": [{"path": str(b.boot.path), "state": b.record.state} for b in results.boots],
         "cells": [
-            {"path": str(c.path), "state": c.state, "reason": c.reason.summary if c.reason else None}
+            {
+                "path": str(c.path),
+                "state": c.state,
+                "recorded": c.recorded,
+                "reason": c.reason.summary if c.reason else None,
+            }
             for c in results.cells
         ],
         "next_run": _work_json(results, next_run(results)),
@@ -143,16 +154,22 @@ def _work(results: Results, retry: bool) -> Work:
         if boot.boot.blocked:
             continue
         wanted: tuple[State, ...] = (*UNDONE, *RETRIED) if retry else UNDONE
-        again = [cell for cell in boot.cells if cell.state in wanted]
+        ours = [cell for cell in boot.cells if not _kept(cell)]
+        again = [cell for cell in ours if cell.state in wanted]
         chain = (boot.record.state, boot.warm_up.state)
         # A new boot.json or warm_up.json makes every cell of the boot follow.
         follows = "stale" in chain or (retry and any(state in RETRIED for state in chain))
         if follows or (again and "missing" in chain):
-            again = list(boot.cells)
+            again = ours
         if again:
             boots.append(boot)
             made += again
     return Work(tuple(boots), tuple(made))
+
+
+def _kept(record: Record) -> bool:
+    """A recorded outcome, a stale one too, stands until it is deleted by hand."""
+    return record.outcome is not None and record.outcome.recorded
 
 
 def _elapsed(record: Record) -> float | None:
@@ -164,6 +181,17 @@ def _elapsed(record: Record) -> float | None:
     except (ValueError, TypeError):
         return None
     return took.total_seconds()
+
+
+def _symbol(record: CellRecord) -> tuple[str, str]:
+    return RECORDED if record.recorded and record.state == "ok" else SYMBOLS[record.state]
+
+
+def _marks(results: Results) -> list[tuple[str, str]]:
+    """The symbols with their words; recorded is among them only where there is such a cell."""
+    found = any(record.recorded for record in results.cells)
+    ok, *rest = (SYMBOLS[state] for state in STATES)
+    return [ok, *([RECORDED] if found else []), *rest]
 
 
 def _points(results: Results) -> dict[str, list[str]]:
@@ -178,7 +206,7 @@ def _grid(results: Results) -> str:
     points = _points(results)
     rows = []
     for boot in results.boots:
-        states = {(c.cell.instrument, c.cell.point): SYMBOLS[c.state][0] for c in boot.cells}
+        states = {(c.cell.instrument, c.cell.point): _symbol(c)[0] for c in boot.cells}
         rows.append(
             [
                 f"{boot.boot.variant} {boot.boot.name}",
@@ -193,7 +221,7 @@ def _grid(results: Results) -> str:
     headers = ["variant", "boot", "warm_up", *points]
     share = max(12, (WIDTH - 34 - 15) // max(1, len(points)) - 2)
     widths = [32, None, None, *[share] * len(points)]
-    legend = "   ".join(f"{symbol} {word}" for symbol, word in SYMBOLS.values())
+    legend = "  ".join(f"{symbol} {word}" for symbol, word in _marks(results))
     keys = [f"{name}, left to right: {', '.join(points[name])}" for name in points]
     return "\n".join([_table(headers, rows, widths), "", legend, *(_wrapped(key) for key in keys)])
 

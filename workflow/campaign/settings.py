@@ -113,7 +113,10 @@ class BenchyBlock(Block):
     model_config = ConfigDict(title="instruments: llama_benchy")
 
     instrument: Literal["llama_benchy"] = Field(description="The instrument of this block.")
-    version: Literal["0.4.0"] = Field(default="0.4.0", description="The pinned llama-benchy release.")
+    version: Literal["0.4.0", "0.3.8", "0.3.7"] = Field(
+        default="0.4.0",
+        description="The llama-benchy release; one before 0.4.0 only takes recorded results.",
+    )
     pp: list[Count] = Field(default=[2048], description="Prompt sizes in tokens.")
     tg: list[Count] = Field(default=[128], description="Answer sizes in tokens.")
     depth: list[Annotated[int, Field(ge=0)]] = Field(

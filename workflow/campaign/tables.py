@@ -78,7 +78,7 @@ def why(record: CellRecord) -> str:
     """The state of a cell without numbers, with its reason and the line that shows it, as Markdown."""
     if record.state == "missing":
         return "not yet measured"
-    if record.state == "stale":
+    if record.state == "stale" and record.reason is None:
         return "stale: measured with another config, to be measured again"
     word = record.state.replace("_", " ")
     return f"{word}: {told(record.reason)}" if record.reason else word
@@ -103,14 +103,19 @@ def probe(results: Results) -> list[Table]:
 
 
 def quality(results: Results) -> list[Table]:
-    """One table for each point of tool-eval-bench, since unlike settings or versions don't compare."""
+    """One table for each setting of tool-eval-bench: unlike settings or versions don't compare."""
     return [
-        _quality(results, points[0], found) for points, found in _grouped(results, ToolEvalPoint, _by_name)
+        _quality(results, points[0], found)
+        for points, found in _grouped(results, ToolEvalPoint, _by_settings)
     ]
 
 
 def _by_name(point: Point) -> Any:
     return point.name
+
+
+def _by_settings(point: Point) -> Any:
+    return tuple(point.model_dump(exclude={"timeout_s"}).values())
 
 
 def _benchy_key(point: Point) -> Any:
