@@ -8,6 +8,7 @@ writes an outcome, whatever happened, and exits 0; 2 for bad arguments.
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import os
 import platform
 from collections.abc import Sequence
@@ -15,19 +16,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from campaign import prompts
 from campaign.client import Client, RawAnswer
 from campaign.counters import Window
 from campaign.errors import CampaignError, run
 from campaign.outcome import Measurement, Outcome, now
 from campaign.passes import Pass, Stream, judge, metrics, readings
-from campaign.settings import Endpoint, ProbePoint
+from campaign.settings import PROTOCOLS, Endpoint, ProbePoint
 from campaign.stream import StreamReading, read_stream
 
-PROTOCOL = 1
-"""Raised when what the probe sends or how it reckons changes: figures of two protocols don't compare."""
 CALIBRATION_WORDS = (0, 128)
 OPTIONAL = ("ignore_eos", "continuous_usage_stats", "timings_per_token")
 """What the probe asks for that a strict server may refuse by name; then it is left out, and noted."""
@@ -86,10 +83,10 @@ class _Probe:
 
     def _provenance(self) -> dict[str, Any]:
         return {
-            "protocol": PROTOCOL,
+            "protocol": PROTOCOLS["probe"],
             "model": self.endpoint.model,
             "asked": sorted(self.asked),
-            "httpx": httpx.__version__,
+            "h11": importlib.metadata.version("h11"),
             "python": platform.python_version(),
         }
 
@@ -177,7 +174,8 @@ class _Probe:
             "during_max": max((c.in_engine for c in window.during if c.in_engine is not None), default=None),
             "after": window.after.in_engine if window.after else None,
         }
-        return Pass(number, streams, flight.lag_s, foreign, in_engine), window
+        warm = window.warm(self.template_tokens * len(seen))
+        return Pass(number, streams, flight.lag_s, foreign, in_engine, warm), window
 
     def _read(self, answer: RawAnswer, acceptance_length: float | None) -> StreamReading:
         if answer.unreachable:
