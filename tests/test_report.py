@@ -158,6 +158,22 @@ def test_limits_are_computed_and_no_verdict_is_given(plan: Matrix) -> None:
     assert not re.search(r"faster|slower|better|worse|inside noise", text)
 
 
+@pytest.mark.parametrize("change", [{"version": "2.8.0"}, {"seed": 7}, {"thinking": False}])
+def test_unlike_quality_runs_under_one_label_stand_in_tables_of_their_own(
+    change: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plain = {"instrument": "tool_eval", "label": "short", "scenarios": "short"}
+    blocks = [{**plain, "variants": ["base"]}, {**plain, **change, "variants": ["ngram"]}]
+    plan = synthetic.campaign(instruments=blocks, order=["base", "ngram"])
+    synthetic.run_all(plan)
+    tables = {title: rows for title, rows in synthetic.tables_of(render(plan)).items() if "`short`" in title}
+    assert [[row["config"] for row in rows] for rows in tables.values()] == [
+        ["baseline (-c 512)"],
+        ["n-gram"],
+    ]
+
+
 def test_recorded_figures_are_marked(plan: Matrix) -> None:
     synthetic.measure(plan, synthetic.cell(plan, "ngram", "d0-c1"), recorded=True)
     text = render(plan)

@@ -14,11 +14,25 @@ import pytest
 from campaign import tool_eval
 from campaign.outcome import Measurement
 from campaign.settings import Endpoint, ToolEvalPoint
-from fake_engine import Settings
+from fake_engine import Settings, parse_quirks
 from harnesses import ENVS, fake_engine
 
 CASES = Path(__file__).parent / "cases" / "tool_eval"
 CHOSEN = ("TC-01", "TC-02", "TC-07")
+LIVE: dict[tuple[str, str], tuple[str, str | None, str]] = {
+    **{(version, ""): ("ok", None, "") for version in ("2.8.0", "3.0.0")},
+    **{(version, "+error-500"): ("failed", "no_result", "500") for version in ("2.8.0", "3.0.0")},
+    **{(version, "+close=4"): ("failed", "cut_off", "finish_reason") for version in ("2.8.0", "3.0.0")},
+    **{
+        (version, "+error-mid=4"): ("failed", "not_graded", "engine failed") for version in ("2.8.0", "3.0.0")
+    },
+    ("3.0.0", "+drop=4"): ("failed", "not_graded", "peer closed connection"),
+    ("3.0.0", "+hang-mid=4"): ("failed", "not_graded", "timeout"),
+    ("3.0.0", "+done-only"): ("failed", "cut_off", "finish_reason"),
+    # What the model itself chose to think or to leave out is its answer, and is graded.
+    ("3.0.0", "+hidden-thinking"): ("ok", None, ""),
+    ("3.0.0", "+early-stop"): ("ok", None, ""),
+}
 Data = dict[str, Any]
 
 
@@ -160,6 +174,12 @@ def test_the_options_say_what_the_point_says() -> None:
     assert not {"--short", "--hardmode", "--backend-kwargs", "--no-think"} & set(plain)
 
 
+def test_an_answer_that_broke_off_is_no_score() -> None:
+    measured = tool_eval.judge([case("v3_prose")], point(), log=f"start\n{tool_eval.CUT_OFF}\nend\n")
+    assert (measured.status, measured.reason and measured.reason.cls) == ("failed", "cut_off")
+    assert measured.metrics == {}
+
+
 def test_both_releases_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAMPAIGN_ENVS", str(ENVS))
     monkeypatch.setenv("LANE_KEY", "sk-secret-1017")
@@ -169,19 +189,37 @@ def test_both_releases_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         def one(version: str, quirk: str) -> Measurement:
             raw = tmp_path / f"{version}{quirk}" / "cell.raw"
             model = replace(asked, model=f"fake{quirk}")
-            return tool_eval.measure(model, point(version=version, timeout_s=2.0), raw)
+            return tool_eval.measure(model, point(version=version, timeout_s=1.0), raw)
 
-        cases = [(version, quirk) for version in ("2.8.0", "3.0.0") for quirk in ("", "+error-500")]
         with ThreadPoolExecutor(2) as pool:
-            found = dict(zip(cases, pool.map(lambda pair: one(*pair), cases), strict=True))
+            found = dict(zip(LIVE, pool.map(lambda pair: one(*pair), LIVE), strict=True))
     for (version, quirk), measured in found.items():
-        assert measured.status == ("failed" if quirk else "ok"), (version, measured.reason)
+        status, cls, evidence = LIVE[version, quirk]
+        assert (measured.status, measured.reason and measured.reason.cls) == (status, cls), (version, quirk)
+        assert evidence in str(measured.reason)
+        assert bool(measured.metrics) == (status == "ok")
         assert measured.provenance["harness_version"] == version
         assert "cell.raw/output.log" in measured.raw
-        assert quirk or "cell.raw/trial1.json" in measured.raw
-        assert not quirk or "500" in str(measured.reason)
+        assert status == "failed" or "cell.raw/trial1.json" in measured.raw
     kept = [file for file in tmp_path.rglob("*") if file.is_file()]
     text = "".join(file.read_text() for file in kept)
     assert "sk-secret-1017" not in text
     assert not any(file.suffix in (".db", ".sqlite") or file.name == ".env" for file in kept)
     assert found["3.0.0", ""].metrics["max_points"].values == [6]
+
+
+def test_live_death_after_the_first_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAMPAIGN_ENVS", str(ENVS))
+    with fake_engine(Settings()) as (engine, endpoint):
+        answered = 2  # the warm-up and the first scenario
+        job = engine._job
+
+        def refuse(*arguments: Any) -> Any:
+            engine.settings.quirks = parse_quirks(["drop=1"]) if engine.requests > answered else {}
+            return job(*arguments)
+
+        engine._job = refuse  # type: ignore[method-assign]
+        measured = tool_eval.measure(endpoint, point(timeout_s=2.0), tmp_path / "cell.raw")
+    assert measured.reason is not None
+    assert (measured.status, measured.metrics) == ("failed", {})
+    assert measured.reason.summary == "2 of 3 scenarios could not be graded"

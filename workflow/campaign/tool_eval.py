@@ -1,7 +1,8 @@
 """tool-eval-bench 2.8.0 and 3.0.0: how a quality cell is run, and whether its score can be believed.
 
 It reports "completed" and exits 0 when the engine was dead, so a score counts only when every planned
-scenario was graded. Each trial is a process of its own: in one run of several trials it keeps the last only.
+scenario was graded, on a whole answer. Each trial is a process of its own: in one run of several trials it
+keeps the last only.
 """
 
 from __future__ import annotations
@@ -20,8 +21,18 @@ from campaign.outcome import Measurement, Reason, Status, metrics_of
 from campaign.settings import PROTOCOLS, Endpoint, ToolEvalPoint
 
 NAME = "tool-eval-bench"
-PROGRAM = """
+CUT_OFF = "[campaign] a stream ended without its finish_reason"
+# A stream that broke off cleanly is a short answer to the harness, and is graded as the model's.
+PROGRAM = f"""
+from tool_eval_bench.adapters.openai_compat import OpenAICompatibleAdapter as Adapter
 from tool_eval_bench.cli.bench import main
+request = Adapter._stream_request
+async def watched(*args, **kwargs):
+    answer = await request(*args, **kwargs)
+    if not (answer.finish_reason or answer.transport_error_status or answer.malformed):
+        print({CUT_OFF!r}, flush=True)
+    return answer
+Adapter._stream_request = watched
 sys.exit(main())
 """
 START_UP_S = 60.0
@@ -83,6 +94,9 @@ def judge(
         refused = "failed", _reason("hang", f"tool-eval-bench was killed: {killed}", harness.blamed_line(log))
     elif refused is None and len(trials) != point.trials:
         refused = "failed", _reason("incomplete", f"{len(trials)} of {point.trials} trials ran")
+    elif refused is None and (broken := log.count(CUT_OFF)):
+        summary = "answers broke off and were graded as they stood"
+        refused = "failed", _reason("cut_off", summary, f"{broken} streams ended without a finish_reason")
     complete = [data for data in trials if data is not None]
     details = _details(complete)
     if refused:
