@@ -27,6 +27,10 @@ rule all:
         PLAN.reports,
 
 
+onstart:
+    shell(WHO)
+
+
 onsuccess:
     shell(RELEASE)
 

@@ -198,15 +198,16 @@ def test_two_runs_that_share_a_venue_never_have_two_engines_up(workspace: Worksp
         campaign["order"] = ["base", "slow"]
     workspace.write()
     runs = [workspace.start("--nolock", "--config", f"campaigns={name}") for name in ("demo", "other")]
-    most = 0
+    most, told = 0, ""
     while any(run.poll() is None for run in runs):
         up = [p for p in workspace.engines() if "fake_engine.py" in " ".join(_cmdline(p))]
         most = max(most, len(up))
-        time.sleep(0.02)
+        told = told or workspace.python("campaign.engine", "who").stdout if up else told
     for run in runs:
         said = finish(run)
         assert run.returncode == 0, said
     assert most == 1
+    assert "the venue here is held by pid" in told
     spans = sorted(_spans(ledger(workspace)) + _spans(ledger(workspace, "other")))
     assert len(spans) == 4
     assert all(first[1] <= second[0] for first, second in itertools.pairwise(spans))

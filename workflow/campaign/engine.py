@@ -1,12 +1,12 @@
 """The engine of a venue: attached to when it is the one asked for, booted when it isn't, stopped at the end.
 
-`python -m campaign.engine release` ends what the calling run holds; `… stop VENUE` ends a kept engine.
+`python -m campaign.engine who` says which venues another run holds; `… release` gives back what the
+calling run holds; `… stop VENUE` ends a kept engine.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -191,6 +191,13 @@ def release(keep: bool) -> None:
             (state / "lease.json").unlink(missing_ok=True)
 
 
+def held_by_others() -> list[str]:
+    """Which venues another live run holds, a sentence each."""
+    mine, _ = lease.owner()
+    leases = [(state, lease.read(state)) for state in sorted(lease.venues().glob("*/"))]
+    return [held.told(state) for state, held in leases if held and held.live and held.owner != mine]
+
+
 def stop(venue: str) -> None:
     """Stop a kept engine; one that a live run holds is left to that run."""
     state = lease.state_of(venue)
@@ -290,19 +297,23 @@ def _ready_file(room: Room) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Command line: release what this run holds, or stop a kept engine."""
+    """Command line: who holds a venue, release what this run holds, or stop a kept engine."""
     parser = argparse.ArgumentParser(prog="campaign.engine", description=main.__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
+    verbs.add_parser("who", help="venues that another live run holds")
     verbs.add_parser("release").add_argument("--keep", action="store_true", help="leave the engine up")
     verbs.add_parser("stop").add_argument("venue", help="the venue whose engine is stopped")
     arguments = parser.parse_args()
-    if arguments.verb == "release":
-        release(arguments.keep)
-    else:
-        stop(arguments.venue)
+    match arguments.verb:
+        case "who":
+            for told in held_by_others():
+                print(told)
+        case "release":
+            release(arguments.keep)
+        case _:
+            stop(arguments.venue)
     return 0
 
 
 if __name__ == "__main__":
     run(main)
-    sys.exit()

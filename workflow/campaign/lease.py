@@ -36,6 +36,11 @@ class Lease:
     since: str
     keep: bool = False
 
+    def told(self, state: Path) -> str:
+        """Who holds the venue of that state directory, and since when."""
+        who = f"pid {self.owner.pid} on {self.owner.host} for the campaign {self.campaign}"
+        return f"the venue {state.name} is held by {who} since {self.since}"
+
     @property
     def live(self) -> bool:
         """Whether the owner still runs."""
@@ -125,8 +130,7 @@ def take(state: Path, campaign: str, wait_s: float) -> Lease | None:
                 write(state, Lease(mine, run, campaign, now()))
                 return held
         waited = time.monotonic() - began
-        holder = f"the venue {state.name} is held by pid {held.owner.pid} on {held.owner.host}"
-        told = f"{holder} for the campaign {held.campaign} since {held.since}"
+        told = held.told(state)
         if waited > wait_s:
             raise CampaignError(f"{told}; wait for that run or stop it, then run again.")
         if waited - reminded >= REMIND_S:

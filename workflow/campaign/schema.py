@@ -94,7 +94,8 @@ class Lane(Strict):
         description="Installed Python packages whose versions belong to the identity of a variant.",
     )
     flags: Flags = Field(
-        default={}, description="Server flags; true is a bare flag, false or null leaves the flag out."
+        default={},
+        description='Server flags; true is a bare flag (so quote "on"), false or null leaves the flag out.',
     )
     env: Env = Field(default={}, description="Environment variables of the engine; null leaves one out.")
     pass_env: list[EnvName] = Field(

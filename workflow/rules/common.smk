@@ -12,6 +12,8 @@ try:
 except CampaignError as error:
     raise WorkflowError(str(error)) from None
 
+# A job that waits for a venue says so in its log only; this says it at the terminal.
+WHO = "python -m campaign.engine who"
 RELEASE = "python -m campaign.engine release" + (" --keep" if PLAN.keep_engine else "")
 
 # One engine a venue: a limit that stands only in a profile is dropped by any --resources on the command line.
