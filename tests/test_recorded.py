@@ -164,9 +164,13 @@ def test_plan_and_report_say_what_is_recorded(planned: Callable[..., Matrix]) ->
     assert "2 cells planned: 1 recorded, 1 missing" in told
     assert "r recorded" in told
     assert max(map(len, told.splitlines())) <= 100
-    assert [boot.boot.variant for boot in plan.next_run(results).boots] == ["ngram"]
+    assert [record.cell.boot.variant for record in plan.next_run(results).cells] == ["ngram"]
+    assert "next run: 2 boots, 1 cell" in told
+    for boot in matrix.boots:
+        synthetic.boot_up(matrix, boot)
+    assert [boot.boot.variant for boot in plan.next_run(cells.read(matrix)).boots] == ["ngram"]
     assert [c["recorded"] for c in plan.as_json(results)["cells"]] == [True, False]
-    text = report.render(results, Path("reports/toy.md"))
+    text = report.render(cells.read(matrix), Path("reports/toy.md"))
     assert "All figures of this table are recorded" in text
     assert "llama-benchy 0.3.8, pp64 / tg16" in text
 

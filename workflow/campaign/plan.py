@@ -161,7 +161,8 @@ def _work(results: Results, retry: bool) -> Work:
         follows = "stale" in chain or (retry and any(state in RETRIED for state in chain))
         if follows or (again and "missing" in chain):
             again = ours
-        if again:
+        # Snakemake asks for the records of every boot, of one whose cells are all recorded too.
+        if again or (boot.cells and not ours and "missing" in chain):
             boots.append(boot)
             made += again
     return Work(tuple(boots), tuple(made))
@@ -258,7 +259,7 @@ def _prospect(results: Results) -> str:
 
 
 def _promise(name: str, results: Results, work: Work) -> str:
-    if not work.cells:
+    if not work.boots:
         return f"{name}: nothing to measure"
     boots, made = format.plural(len(work.boots), "boot"), format.plural(len(work.cells), "cell")
     return f"{name}: {boots}, {made}, {estimate(results, work)}"
