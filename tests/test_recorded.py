@@ -13,6 +13,7 @@ from campaign import cell, cells, plan, recorded, report
 from campaign.errors import CampaignError
 from campaign.matrix import Matrix
 from campaign.outcome import Outcome
+from workspace import Workspace
 
 CASES = Path(__file__).parent / "cases"
 OLD = CASES / "llama_benchy_0_3"
@@ -217,3 +218,19 @@ def test_the_command_tells_what_it_recorded(
     assert recorded.main() == 0
     said = capsys.readouterr().out
     assert "pp64-tg16-d0-c1.json: recorded, invalid: an answer stopped short of the asked tokens" in said
+
+
+@pytest.mark.workflow
+def test_a_run_makes_the_report_around_what_is_recorded_and_then_has_nothing_to_do(tmp_path: Path) -> None:
+    work = Workspace(tmp_path / "work", tmp_path / "state")
+    work.campaigns["demo"] |= {"variants": {"base": {}}, "order": ["base"], "instruments": [block("0.4.0")]}
+    work.write()
+    where = ["--campaign", "demo", "--variant", "base", "--boot", "b1"]
+    done = work.python("campaign.recorded", *where, "--llama-benchy", str(CASES / "llama_benchy" / "ok.json"))
+    assert done.returncode == 0, done.stderr
+    path = work.root / "results/demo/base/b1/llama_benchy/pp64-tg16-d0-c1.json"
+    kept = path.read_text()
+    work.run()
+    assert path.read_text() == kept
+    assert "All figures of this table are recorded" in (work.root / "reports/demo.md").read_text()
+    assert work.run("--dry-run") == []
