@@ -138,6 +138,28 @@ def test_other_engines_count_cached_prompts_and_overshoot() -> None:
     assert "3 requests" in (window(before, replace(after, requests=3.0)).foreign(2, 2, 240, 40, 100) or "")
 
 
+def test_a_gauge_that_lags_behind_accuses_nobody_of_what_it_said_before() -> None:
+    idle = Counters("sglang", running=2.0, queued=0.0, requests=5.0)
+    one, three = replace(idle, running=1.0), replace(idle, running=3.0)
+    after = replace(one, requests=6.0)
+    assert window(idle, after, idle, one).foreign(1, 1, None, None, None) is None
+    assert "3 requests were in" in (window(idle, after, three).foreign(1, 1, None, None, None) or "")
+    more = replace(after, requests=7.0)
+    assert "counted 2 requests" in (window(idle, more, one).foreign(1, 1, None, None, None) or "")
+
+
+def test_where_the_gauge_lags_an_engine_has_settled_when_it_says_the_same_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = [Counters("sglang", running=1.0, requests=float(n)) for n in (4, 5, 5, 5, 6, 6)]
+    monkeypatch.setattr(counters, "read", lambda endpoint, client: said.pop(0))
+    with Window(Endpoint("http://127.0.0.1:9/v1", "m"), every_s=None) as live:
+        assert live.before is not None
+        assert live.before.requests == 5
+    assert live.after is not None
+    assert (live.after.requests, said) == (6, [])
+
+
 def test_an_engine_that_counts_cached_tokens_hides_no_foreign_prompt_behind_ours() -> None:
     before, after = llama(cached_tokens=0.0), llama(prompt_tokens=180.0, cached_tokens=60.0)
     assert window(before, after).foreign(2, 2, 240, None, None) is None

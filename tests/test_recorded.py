@@ -185,7 +185,9 @@ def test_what_was_recorded_of_another_config_is_stale_and_stands(planned: Callab
     assert results.cells[0].reason is not None
     assert "delete it to measure" in results.cells[0].reason.summary
     assert plan.next_run(results).cells == ()
-    assert "to be measured again" not in report.render(results, Path("reports/toy.md"))
+    text = report.render(results, Path("reports/toy.md"))
+    assert "1 of 1 cell recorded of another config; delete it to measure" in text
+    assert "to be measured again" not in text
 
 
 def test_a_recorded_failure_is_not_retried(planned: Callable[..., Matrix]) -> None:

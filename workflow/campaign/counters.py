@@ -68,6 +68,8 @@ GAUGES = ("kv_use", "acceptance_gauge")
 PREFIXES = {"llamacpp:": "llama.cpp", "vllm:": "vllm", "sglang:": "sglang"}
 EXACT_ENGINES = frozenset({"llama.cpp"})
 """Engines whose counters grow by just what usage says; their prompt counter leaves cached tokens out."""
+LAGGING_ENGINES = frozenset({"sglang"})
+"""Engines whose gauges keep the last batch's size for up to 30 s after it (sgl-project/sglang#26495)."""
 SAMPLE_EVERY_S = 0.25
 ANSWER_WITHIN_S = 5.0
 SETTLE_WITHIN_S = 1.0
@@ -97,6 +99,16 @@ class Counters:
         """Requests running and waiting; None if the engine tells neither."""
         known = [n for n in (self.running, self.queued) if n is not None]
         return sum(known) if known else None
+
+    @property
+    def lagging(self) -> bool:
+        """True if `in_engine` may be of a batch that ended long ago."""
+        return self.engine in LAGGING_ENGINES
+
+    @property
+    def busy(self) -> bool:
+        """True if something surely runs or waits."""
+        return bool(self.in_engine) and not self.lagging
 
 
 def parse(text: str) -> Counters | None:
@@ -177,7 +189,7 @@ class Window:
         if self._thread.ident is not None:
             self._thread.join()
         if self.before is not None:
-            self.after = self._settled(0.0 if self.before.in_engine else SETTLE_WITHIN_S)
+            self.after = self._settled(0.0 if self.before.busy else SETTLE_WITHIN_S)
         self.during = [counters for text in self._texts if (counters := parse(text))]
         self._client.close()
 
@@ -188,12 +200,19 @@ class Window:
                 self._texts.append(text)
 
     def _settled(self, within_s: float) -> Counters | None:
-        """The counters once nothing runs; engines count a request a moment after its last byte."""
+        """The counters once nothing runs; engines count a request a moment after its last byte.
+
+        Where the gauges lag, nothing runs when two readings are the same.
+        """
         deadline = time.monotonic() + within_s
+        last: Counters | None = None
         while True:
             counters = read(self.endpoint, self._client)
-            if counters is None or not counters.in_engine or time.monotonic() > deadline:
+            if counters is None or time.monotonic() > deadline:
                 return counters
+            if not counters.busy and (counters == last or not counters.lagging):
+                return counters
+            last = counters
             time.sleep(0.02)
 
     def delta(self, name: str) -> float | None:
@@ -259,10 +278,15 @@ class Window:
         return f"the engine's prefix cache gave {cached:g} prompt tokens, a cold run's at most {allowed}"
 
     def _seen(self, concurrency: int) -> Iterable[tuple[str, float | None, int]]:
-        yield "before we began", self.before.in_engine if self.before else None, 0
+        before, after = self.before, self.after
+        lagging = before is not None and before.lagging
+        if before is not None and not lagging:
+            yield "before we began", before.in_engine, 0
         for sample in self.during:
-            yield "while we measured", sample.in_engine, concurrency
-        yield "after we ended", self.after.in_engine if self.after else None, 0
+            if not lagging or (before is not None and sample.in_engine != before.in_engine):
+                yield "while we measured", sample.in_engine, concurrency
+        if after is not None and not lagging:
+            yield "after we ended", after.in_engine, 0
 
     def facts(self) -> dict[str, Any]:
         """Plain data for an outcome's details; what the engine doesn't tell is left out."""

@@ -137,7 +137,7 @@ class Watch:
             self._child.kill()
             self._child.wait()
         self._reader.join()
-        self.readings[LOCAL] = NodeReading(self._before, parse("\n".join(self._lines)), self._now())
+        self.readings[LOCAL] = NodeReading(self._before, parse("".join(self._lines)), self._now())
 
     def _now(self) -> list[Sample]:
         try:
@@ -169,7 +169,8 @@ class Watch:
 
     def _collect(self, output: IO[str]) -> None:
         with output:
-            self._lines.extend(line.rstrip("\n") for line in output)
+            # What it was writing when it was ended is no whole line.
+            self._lines.extend(line for line in output if line.endswith("\n"))
 
 
 def _by_gpu(samples: Iterable[Sample]) -> dict[int, list[Sample]]:

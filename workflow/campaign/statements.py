@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from campaign import accounts, cells, format
-from campaign.cells import Results
+from campaign.cells import Group, Results
 from campaign.markdown import escaped, inline
 from campaign.schema import WarmUp
 from campaign.settings import PROTOCOLS, BenchyPoint, Point, ProbePoint, ToolEvalPoint
@@ -45,11 +45,16 @@ def gaps(results: Results) -> list[str]:
     planned = Counter(record.cell.boot for record in results.cells)
     lines = [
         f"{rows.name(group.boot)}: {len(group.cells):,} of {format.plural(planned[group.boot], 'cell')} "
-        f"{GAPS[group.state]} ({accounts.which(group)})."
+        f"{_gap(group)} ({accounts.which(group)})."
         for group in cells.groups(results, ("missing", "stale", "not_run"))
     ]
     lines += [f"{rows.label(name)}: planned, in no order yet." for name in results.matrix.planned]
     return [*lines, *(inline(line) for line in results.matrix.campaign.not_measured)]
+
+
+def _gap(group: Group) -> str:
+    """A stale record says why it is not simply measured again."""
+    return group.reason.summary if group.state == "stale" and group.reason else GAPS[group.state]
 
 
 def limits(results: Results) -> list[str]:
