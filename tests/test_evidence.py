@@ -11,18 +11,19 @@ import httpx
 import pytest
 import synthetic
 import yaml
-from campaign import benchy_traffic, instruments, matrix
+from campaign import benchy_traffic, instruments, matrix, tool_eval
 from campaign.benchy_progress import Request
 from campaign.benchy_traffic import Traffic
-from campaign.counters import Counters
+from campaign.counters import Counters, Window
 from campaign.evidence import weighed
 from campaign.matrix import Matrix
-from campaign.nodes import NodeReading, Sample
+from campaign.nodes import LOCAL, NodeReading, Sample
 from campaign.outcome import Measurement, metrics_of
 from campaign.settings import BenchyPoint, Endpoint
 from fake_engine import Settings, parse_quirks
 from harnesses import ENVS, fake_engine, word_book, word_tokenizer
 from test_counters import llama, window
+from test_nodes import FAKE, fake_tool
 
 LOG = """\
 Warming up...
@@ -145,13 +146,49 @@ def measure(plan: Matrix, endpoint: Endpoint) -> Measurement:
     return instruments.measure(plan.cells[0], endpoint, plan, Path("cell.raw"))
 
 
-def test_live_a_run_alone_on_a_cold_engine_explains_every_token(plan: Matrix) -> None:
+@pytest.mark.parametrize(
+    ("block", "module", "samples"),
+    [
+        (
+            {"instrument": "probe", "prompt_tokens": [32], "max_tokens": 8, "warmups": 0, "passes": 1},
+            None,
+            False,
+        ),
+        ({"instrument": "tool_eval", "label": "short"}, tool_eval, True),
+    ],
+    ids=["probe", "tool_eval"],
+)
+def test_every_instrument_leaves_the_engines_counters(
+    block: dict[str, Any], module: Any, samples: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if module:
+        monkeypatch.setattr(module, "measure", lambda *arguments: good())
+    planned = synthetic.campaign(instruments=[block], order=["base"])
+    made: list[Any] = []
+    monkeypatch.setattr(instruments, "Window", lambda *arguments: made.append(Window(*arguments)) or made[0])
+    with fake_engine(Settings(tps=2000.0)) as (_, endpoint):
+        got = instruments.measure(planned.cells[0], endpoint, planned, Path("cell.raw"))
+    assert got.status == "ok", got.reason
+    assert {"before", "after"} <= set(got.details["engine"])
+    assert "own" not in got.details["engine"]
+    assert (made[0].every_s is not None) == samples
+
+
+def test_live_a_run_alone_on_a_cold_engine_explains_every_token(
+    plan: Matrix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = FAKE.format(refused="nothing", ticks=tmp_path / "ticks")
+    fake_tool(tmp_path / "bin", script, monkeypatch)
     with fake_engine(Settings(tps=200.0)) as (_, endpoint):
         got = measure(plan, endpoint)
     assert got.status == "ok", got.reason
     facts = got.details["engine"]
     assert facts["prompt_tokens_delta"] == facts["own"]["prompt_tokens"]
     assert facts["generated_tokens_delta"] == facts["own"]["generated_tokens"]
+    (gpu,) = got.details["nodes"][LOCAL]
+    assert gpu["load"]["clock_mhz"] == 2400
+    assert "slow_node" not in got.flags
 
 
 def test_live_one_request_of_someone_else_makes_it_invalid(plan: Matrix) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from campaign import benchy_progress, benchy_rows, llama_benchy
 from campaign.benchy_progress import Request
+from campaign.errors import CampaignError
 from campaign.outcome import Measurement
 from campaign.settings import BenchyPoint, Endpoint
 from fake_engine import Settings, parse_quirks
@@ -166,6 +167,12 @@ def test_a_torn_progress_file_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     file.write_text(json.dumps(end) + '\n{"type":"request_e')
     assert benchy_progress.read(file) == [Request(0, tokens=16)]
     assert benchy_progress.read(tmp_path / "missing") == []
+
+
+def test_an_older_release_is_recorded_and_never_run(tmp_path: Path) -> None:
+    old = point().model_copy(update={"version": "0.3.8"})
+    with pytest.raises(CampaignError, match="bring its results in"):
+        measure(tmp_path / "old", Endpoint("http://127.0.0.1:9/v1", "m"), old)
 
 
 @pytest.fixture(scope="module")
