@@ -190,6 +190,17 @@ def test_what_was_recorded_of_another_config_is_stale_and_stands(planned: Callab
     assert "to be measured again" not in text
 
 
+def test_a_boot_that_is_made_again_measures_only_what_is_not_recorded(planned: Callable[..., Matrix]) -> None:
+    matrix = planned("0.3.8", concurrency=[1, 2])
+    record(matrix, OLD / "0_3_8_short.json")
+    work = plan.next_run(cells.read(matrix))
+    assert [(r.cell.boot.variant, r.cell.point[-2:]) for r in work.cells] == [
+        ("base", "c2"),
+        ("ngram", "c1"),
+        ("ngram", "c2"),
+    ]
+
+
 def test_a_recorded_failure_is_not_retried(planned: Callable[..., Matrix]) -> None:
     matrix = planned("0.3.8")
     record(matrix, OLD / "0_3_8_http500_all.json")
