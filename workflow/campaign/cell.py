@@ -157,8 +157,11 @@ def _fresh_raw(cell: Cell) -> Path:
 
 def _recorded(path: Path) -> Outcome | None:
     """The recorded outcome that stands at a cell's path: what a person brought in is not measured away."""
-    found = Outcome.read(path) if path.exists() else None
-    return found if found is not None and found.recorded else None
+    try:
+        found = Outcome.read(path)
+    except CampaignError:
+        return None
+    return found if found.recorded else None
 
 
 def _end_with_owner() -> None:
