@@ -7,7 +7,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-deps --re
 HARNESSES := llama-benchy-0.4.0 tool-eval-bench-3.0.0 tool-eval-bench-2.8.0
 SNAKEMAKE := $(VENV)/bin/snakemake --config campaigns=$(CAMPAIGN)
 
-.PHONY: campaign plan retry stop setup setup-dev test check format locks schemas clean
+.PHONY: campaign plan retry stop setup setup-dev test benchmark-probe check format locks schemas clean
 
 campaign: ## measure CAMPAIGN and write reports/CAMPAIGN.md
 	@$(MAKE) --no-print-directory -j2 setup
@@ -26,6 +26,9 @@ stop: ## stop an engine that keep_engine left up (VENUE=local)
 test: ## every test, on the real engine and on the fake one
 	@$(MAKE) --no-print-directory -j2 setup setup-dev
 	$(VENV)/bin/python -m pytest
+
+benchmark-probe: $(VENV)/.ready .envs/llama-benchy-0.4.0/.ready .envs/aiperf-0.13.0/.ready ## our probe and its peers against a known truth (docs/benchmark-probe.md)
+	PYTHONPATH=tests:benchmarks $(VENV)/bin/python -m probe
 
 check: setup-dev ## format, lint and types
 	$(VENV)/bin/ruff format --check workflow tests

@@ -1,0 +1,1 @@
+"""How far our probe and its peers are from the truth, measured in one run; see docs/benchmark-probe.md."""
