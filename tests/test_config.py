@@ -98,6 +98,10 @@ LANE_MISTAKES: dict[str, tuple[Path_, Any, list[str]]] = {
         "__import__('os').system('touch owned')",
         ["can't be evaluated"],
     ),
+    "no such letter": (("constraints", 0, "expression"), '"abc"[10] == "a"', ["can't be evaluated"]),  # type: ignore[dict-item]
+    "no such attribute": (("constraints", 0, "expression"), "ctx.x == 1", ["can't be evaluated"]),  # type: ignore[dict-item]
+    "two expressions": (("constraints", 0, "expression"), "1==1;2==2", ["can't be evaluated"]),  # type: ignore[dict-item]
+    "two lines": (("constraints", 0, "expression"), "1==1\n2==2", ["can't be evaluated"]),  # type: ignore[dict-item]
     "huge power": (("constraints", 0, "expression"), "9**9**9 > 1", ["can't be evaluated"]),  # type: ignore[dict-item]
     "path and package": (("model",), {"name": "x", "path": "p", "package": "q", "file": "f"}, ["not both"]),
     "port out of range": (("port",), 70000, ["port", "65535"]),
@@ -125,6 +129,22 @@ RAW = {
     "key twice": ("title: a\ntitle: b\n", "the key 'title' is written twice"),
     "alias": ("a: &a [x]\nb: [*a, *a]\n", "aliases (*name) are not read"),
     "python tag": ("a: !!python/object/apply:os.system ['touch owned']\n", "is not YAML"),
+    "integer's tag": ("a: !!int x\n", "the tag of 'tag:yaml.org,2002:int' is not read"),
+    "float's tag": ("a: !!float x\n", "is not read"),
+    "bool's tag": ("a: !!bool x\n", "is not read"),
+    "set's tag": ("a: !!set {x}\n", "is not read"),
+    "timestamp's tag": ("a: !!timestamp x\n", "is not read"),
+    "endless integer": ("a: " + "9" * 5000 + "\n", "5000 characters is too long"),
+    "endless float": ("a: " + "9" * 5000 + ".5\n", "is too long"),
+    "half a surrogate pair": ('title: "a\\ud800"\n', "title: 'a\\ud800' holds a NUL byte or half"),
+    "NUL": (
+        'variants: {base: {flags: {--a: [x, "\\0"]}}}\n',
+        "variants.base.flags.--a.1: '\\x00' holds a NUL",
+    ),
+    "NUL in a key": ('"a\\0": 1\n', "holds a NUL"),
+    "infinite": ("variants: {base: {flags: {--a: .inf}}}\n", "variants.base.flags.--a: inf is not a number"),
+    "overflow": ("variants: {base: {flags: {--a: 1.0e+999}}}\n", "inf is not a number"),
+    "not a number": ("a: -.NAN\nb: .nan\n", "b: nan is not a number"),
     "tab": ("a:\n\t- b\n", "is not YAML"),
     "not UTF-8": (b"title: \xff\xfe\n", "is not YAML"),
 }
@@ -141,6 +161,47 @@ def test_a_file_that_cannot_be_read_is_named(here: Workspace, kind: str) -> None
     assert str(caught.value).startswith("config/campaigns/demo.yaml")
     assert "\n" not in str(caught.value)
     assert not Path("owned").exists()
+
+
+AS_WRITTEN = {
+    "022": "022",
+    "1:30": "1:30",
+    "1_000": "1_000",
+    "0x1F": "0x1F",
+    "0b_": "0b_",
+    "0o17": "0o17",
+    "2024-13-45": "2024-13-45",
+    "2024-02-30": "2024-02-30",
+    "2024-02-03": "2024-02-03",
+    "on": "on",
+    "Off": "Off",
+    "yes": "yes",
+    "n": "n",
+    "=": "=",
+    "1e5": "1e5",
+    "00.5": "00.5",
+    "": None,
+    "~": None,
+    "null": None,
+    "true": True,
+    "FALSE": False,
+    "0": 0,
+    "-17": -17,
+    "+3": 3,
+    "1.50": 1.5,
+    ".5": 0.5,
+    "-2.0e-3": -0.002,
+    '"1"': "1",
+    "!!str 1": "1",
+}
+
+
+@pytest.mark.parametrize("text", AS_WRITTEN)
+def test_a_scalar_is_what_it_looks_like(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text(f"a: {text}\n")
+    found = config.read_yaml(file)["a"]
+    assert (found, type(found)) == (AS_WRITTEN[text], type(AS_WRITTEN[text]))
 
 
 def test_a_campaign_name_cannot_leave_its_folder() -> None:

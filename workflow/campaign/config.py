@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from campaign import yaml12
 from campaign.errors import CampaignError
 from campaign.schema import Campaign, Lane, Settings, Strict, Venue
 
@@ -20,29 +22,6 @@ SAFE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
 Kind = TypeVar("Kind", bound=Strict)
 
 
-class _Loader(yaml.SafeLoader):
-    """A safe loader that refuses a key written twice and the aliases of a YAML bomb."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.events.AliasEvent):
-            mark = self.get_mark()
-            raise yaml.constructor.ConstructorError(
-                None, None, "aliases (*name) are not read; write it out", mark
-            )
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Hashable] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, Hashable) or key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is written twice", key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep=deep)
-
-
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file's mapping; a CampaignError names the file, and the line where there is one."""
     try:
@@ -50,7 +29,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
             raise CampaignError(
                 f"{path} is larger than {LARGEST // 2**20} MiB; a config file is a few pages."
             )
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml12.Loader)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise CampaignError(
             f"{path} is not there; write it, or correct the name that points to it."
@@ -66,6 +45,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def parse(kind: type[Kind], data: Mapping[str, Any], path: Path) -> Kind:
     """Data checked against one kind of file; the first mistake is the sentence of a CampaignError."""
+    for key, said in _unwritable(data, ()):
+        raise CampaignError(f"{path}: {'.'.join(key) or 'the file'}: {said}")
     try:
         return kind.model_validate(dict(data))
     except ValidationError as error:
@@ -117,6 +98,22 @@ def _sentence(error: ValidationError, path: Path) -> str:
     return f"{path}: {key}: {_advice(first)}{more}"
 
 
+def _unwritable(value: object, key: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What no command line, environment or JSON can hold, with the key where it stands."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _unwritable(name, key)
+            yield from _unwritable(inner, (*key, _part(str(name))))
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from _unwritable(inner, (*key, str(number)))
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield key, f"{value} is not a number that can be used; write a finite one."
+    elif isinstance(value, str) and re.search("[\x00\ud800-\udfff]", value):
+        shown = _one_line(ascii(value))
+        yield key, f"{shown} holds a NUL byte or half a surrogate pair, which is no text; take it out."
+
+
 def _part(part: int | str) -> str:
     return str(part) if isinstance(part, int) or re.match(r"^[\w.-]+$", part) else repr(part)
 
@@ -130,6 +127,7 @@ def _advice(detail: ErrorDetails) -> str:
     if kind == "string_pattern_mismatch":
         pattern = detail.get("ctx", {}).get("pattern", "")
         return f"{value} is not allowed here, it must match {pattern}."
+    message = message.removeprefix("Value error, ")
     return f"{message[0].lower()}{message[1:]}, not {value}."
 
 

@@ -10,6 +10,16 @@ from simpleeval import DEFAULT_OPERATORS, InvalidExpression, NameNotDefined, Sim
 from campaign.errors import CampaignError
 
 LONGEST = 500
+BROKEN = (
+    SyntaxError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    AttributeError,
+    MemoryError,
+    RecursionError,
+)
 Value = bool | int | float | str | None
 
 
@@ -32,15 +42,18 @@ def evaluate(expression: str, flags: Mapping[str, object], env: Mapping[str, obj
         operators=operators, names=names, functions={"value": value, "min": min, "max": max, "abs": abs}
     )
     try:
-        result = reader.eval(expression)
+        # Parsed here: simpleeval reads the first of several statements and only warns of the others.
+        tree = ast.parse(expression.strip(), mode="eval")
+        result = reader.eval(expression, previously_parsed=tree.body)
     except NameNotDefined as error:
         known = ", ".join(sorted(names)) or "none"
         raise CampaignError(
             f'{where}: "{expression}" uses {error.name}, which is no flag or env of this variant ({known}); '
             f'set it, or write value("{error.name}", default).'
         ) from None
-    except (InvalidExpression, SyntaxError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
-        raise CampaignError(f'{where}: "{expression}" can\'t be evaluated ({error}); correct it.') from None
+    except (InvalidExpression, *BROKEN) as error:
+        told = " ".join(f'"{expression}" can\'t be evaluated ({error}); correct it.'.split())
+        raise CampaignError(f"{where}: {told}") from None
     if not isinstance(result, bool):
         raise CampaignError(
             f'{where}: "{expression}" gives {result!r}, not true or false; make it a comparison.'
