@@ -28,6 +28,12 @@ def put(data: dict[str, Any], path: Path_, value: Any) -> None:
     data[path[-1]] = value
 
 
+EMPTY = {
+    "probe": ["variants", "boots", "prompt_tokens", "concurrency"],
+    "llama_benchy": ["pp", "tg", "depth", "concurrency"],
+    "tool_eval": ["scenarios"],
+}
+LIKE = {"base": {"label": "a b"}, "slow": {"label": " a  b "}, "huge": {}}
 CAMPAIGN_MISTAKES: dict[str, tuple[Path_, Any, list[str]]] = {
     "misspelt key": (("questoin",), "?", ["questoin", "no such key"]),
     "unknown baseline": (("baseline",), "bas", ["baseline", "bas is no variant", "base, slow, huge"]),
@@ -35,6 +41,39 @@ CAMPAIGN_MISTAKES: dict[str, tuple[Path_, Any, list[str]]] = {
     "empty order": (("order",), [], ["order", "names no variant"]),
     "unsafe variant name": (("variants", "../up"), {}, ["variants", "../up", "must match"]),
     "absolute variant name": (("variants", "/tmp/x"), {}, ["variants", "/tmp/x", "must match"]),
+    "reserved variant name": (("variants", "cells.csv"), {}, ["variants", "cells.csv", "file that results"]),
+    "blank label": (("variants", "slow", "label"), " ", ["variants.slow.label", "must have words"]),
+    "label like another's": (("variants",), LIKE, ["variants.slow.label", "also the label of base"]),
+    "label with a newline": (
+        ("variants", "slow", "label"),
+        "a\nb",
+        ["variants.slow.label", "must be one line"],
+    ),
+    "title with an escape": (("title",), "a\x1b[1mb", ["title", "without control characters"]),
+    "note with a line separator": (
+        ("variants", "slow", "note"),
+        "a\u2028b",
+        ["slow.note", "must be one line"],
+    ),
+    "boot that nobody has": (
+        ("instruments",),
+        [{"instrument": "probe", "variants": ["slow"], "boots": ["b2"]}],
+        ["instruments.0.boots", "b2 is no boot of this block's variants", "1x"],
+    ),
+    **{
+        f"empty {key} of {name}": (
+            ("instruments",),
+            [{"instrument": name, key: [], **({"label": "x"} if name == "tool_eval" else {})}],
+            ["instruments.0", key, "at least 1 item"],
+        )
+        for name, keys in EMPTY.items()
+        for key in keys
+    },
+    "infinite time": (
+        ("instruments",),
+        [{"instrument": "probe", "timeout_s": "inf"}],
+        ["timeout_s", "finite number"],
+    ),
     "duplicate label": (
         ("variants", "slow", "label"),
         "base",
@@ -104,6 +143,7 @@ LANE_MISTAKES: dict[str, tuple[Path_, Any, list[str]]] = {
     "two lines": (("constraints", 0, "expression"), "1==1\n2==2", ["can't be evaluated"]),  # type: ignore[dict-item]
     "huge power": (("constraints", 0, "expression"), "9**9**9 > 1", ["can't be evaluated"]),  # type: ignore[dict-item]
     "path and package": (("model",), {"name": "x", "path": "p", "package": "q", "file": "f"}, ["not both"]),
+    "endless patience": (("stop_timeout_s",), "inf", ["stop_timeout_s", "finite number"]),
     "port out of range": (("port",), 70000, ["port", "65535"]),
 }
 
@@ -202,6 +242,84 @@ def test_a_scalar_is_what_it_looks_like(tmp_path: Path, text: str) -> None:
     file.write_text(f"a: {text}\n")
     found = config.read_yaml(file)["a"]
     assert (found, type(found)) == (AS_WRITTEN[text], type(AS_WRITTEN[text]))
+
+
+SECRET_ENV = [
+    "HF_TOKEN",
+    "HF_AUTH",
+    "ANTHROPIC_KEY",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "PGPASS",
+    "PGPASSWORD",
+    "DB_PASS",
+]
+SECRET_FLAGS = ["--api-key", "--hf-token", "--Authorization", "--admin-password", "--ssl-key"]
+SECRET_VALUES = [
+    "Bearer hunter2",
+    "Authorization: Basic hunter2",
+    "sk-hunter2",
+    "hf_hunter2",
+    ["x", "sk-hunter2"],
+    ["--api-key", "hunter2"],
+    "http://me:hunter2@host",
+    '{"headers": {"authorization": "bearer hunter2"}}',
+]
+SECRET_WORDS = [
+    ["--api-key", "hunter2"],
+    ["--api-key=hunter2"],
+    ["env", "HF_TOKEN=hunter2"],
+    ["x", "sk-hunter2"],
+    ["bash", "-c", "vllm serve --api-key hunter2"],
+]
+NO_SECRETS: dict[str, Any] = {
+    "--max-tokens": 3,
+    "--tokenizer": "hf_transfer",
+    "--cache-type-k": "f16",
+    "--pass": "x",
+    "--two-pass": "x",
+    "--pass-through": "x",
+    "--key-value-cache": "fp8",
+    "--no-auth": True,
+    "--path": "/disk-1/risk-x/sk-y",
+    "--json": '{"cudagraph_mode": "full", "url": "http://host:80/x"}',
+}
+
+
+@pytest.mark.parametrize("place", ["lane", "variant"])
+@pytest.mark.parametrize("name", [*SECRET_ENV, *SECRET_FLAGS, *map(str, range(len(SECRET_VALUES)))])
+def test_what_looks_like_a_secret_is_refused_and_not_said(here: Workspace, name: str, place: str) -> None:
+    key, value = ("--x", SECRET_VALUES[int(name)]) if name.isdigit() else (name, "hunter2")
+    target = here.lane if place == "lane" else here.campaigns["demo"]["variants"]["slow"]
+    target.setdefault("flags" if key.startswith("-") else "env", {})[key] = value
+    here.write()
+    with pytest.raises(CampaignError, match=r"looks like a secret.*pass_env") as caught:
+        load("demo")
+    assert key in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+    assert ("config/lanes/fake.yaml" if place == "lane" else "variants.slow") in str(caught.value)
+
+
+@pytest.mark.parametrize("words", SECRET_WORDS)
+def test_a_secret_in_the_command_is_refused_and_not_said(here: Workspace, words: list[str]) -> None:
+    here.lane["command"] += words
+    here.write()
+    with pytest.raises(CampaignError, match=r"fake\.yaml: command: .*looks like a secret") as caught:
+        load("demo")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_what_only_reminds_of_a_secret_is_read(here: Workspace) -> None:
+    here.lane["flags"].update(NO_SECRETS)
+    here.lane["env"] = {
+        "SPARK_ENGRAM_MAX_IDS": 65536,
+        "TOKENIZERS_PARALLELISM": "true",
+        "BYPASS": "x",
+        "KEYS": 1,
+    }
+    here.lane["command"] += ["--max-tokens", "3", "--chat-template={{ eos_token }}", "-e", "HF_TOKEN"]
+    here.write()
+    assert load("demo").variants["base"].flags["--pass"] == "x"
 
 
 def test_a_campaign_name_cannot_leave_its_folder() -> None:

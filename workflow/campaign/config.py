@@ -91,7 +91,7 @@ def _load(kind: type[Kind], folder: str, name: str) -> Kind:
 
 
 def _sentence(error: ValidationError, path: Path) -> str:
-    details = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
+    details = sorted(error.errors(), key=lambda e: e["type"] not in ("extra_forbidden", "too_short"))
     first = details[0]
     key = ".".join(_part(part) for part in first["loc"]) or "the file"
     more = f" ({len(details) - 1} more after it)" if len(details) > 1 else ""

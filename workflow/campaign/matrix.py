@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from campaign import config, lane
+from campaign import config, lane, secret
 from campaign.errors import CampaignError
 from campaign.expression import evaluate
 from campaign.files import digest
@@ -17,7 +16,8 @@ from campaign.schema import Campaign, Constraint, Env, Flags, Lane, Venue
 from campaign.settings import PROTOCOLS, Point
 
 RESULTS = Path("results")
-SECRET = re.compile(r"(^|[_-])(api[_-]?key|token|secret|password|passwd|credentials?)$", re.IGNORECASE)
+BESIDE_VARIANTS = ("cells.csv", "effective.yaml", "boot_ledger.jsonl", "summary.log", "report.log")
+"""What stands under results/<campaign> beside the variants' directories."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,9 @@ def load(name: str) -> Matrix:
     where = config.path_of("campaigns", name)
     order = campaign.order if campaign.order is not None else list(campaign.variants)
     _check_names(campaign, order, where)
+    _check_boots(campaign, order, where)
+    secret.refuse_words(served.command, f"{config.path_of('lanes', campaign.lane)}: command")
+    secret.refuse(served.flags, served.env, str(config.path_of("lanes", campaign.lane)))
     variants = {key: _resolve(key, campaign, served, where) for key in campaign.variants}
     _check_labels(variants, where)
     boots = tuple(_boots(name, order, variants))
@@ -157,12 +160,7 @@ def _resolve(name: str, campaign: Campaign, served: Lane, where: Path) -> Resolv
     variant = campaign.variants[name]
     flags, env = lane.merged_flags(served, variant), lane.merged_env(served, variant)
     lane_file = config.path_of("lanes", campaign.lane)
-    for key in [*flags, *env]:
-        if SECRET.search(key):
-            raise CampaignError(
-                f"{where}: variants.{name}: {key} (here or in {lane_file}) looks like a secret, and what is "
-                "written here ends up in results; name its environment variable in the lane's pass_env."
-            )
+    secret.refuse(variant.flags, variant.env, f"{where}: variants.{name}")
     blocked = None
     for number, constraint in enumerate(served.constraints):
         key = f"{lane_file}: constraints.{number}.expression (variant {name} of {where.name})"
@@ -220,16 +218,36 @@ def _check_names(campaign: Campaign, order: list[str], where: Path) -> None:
     for key, name in uses:
         if name not in campaign.variants:
             raise CampaignError(f"{where}: {key}: {name} is no variant of this campaign ({known}).")
+    for name in campaign.variants:
+        if name.lower() in BESIDE_VARIANTS:
+            raise CampaignError(
+                f"{where}: variants: {name} is the name of a file that results/<campaign> has of its own; "
+                "give the variant another."
+            )
     if not order:
         raise CampaignError(f"{where}: order: names no variant; name one, or leave the key out.")
+
+
+def _check_boots(campaign: Campaign, order: list[str], where: Path) -> None:
+    """A boot that no variant of its block has would silently be no cell."""
+    for number, block in enumerate(campaign.instruments):
+        made = [order.count(name) for name in set(block.variants or order)]
+        last = max(made)
+        for boot in block.boots or []:
+            if last and int(boot[1:]) > last:
+                raise CampaignError(
+                    f"{where}: instruments.{number}.boots: {boot} is no boot of this block's variants, which "
+                    f"the order boots {last}x at most; correct it, or name the variant in order once more."
+                )
 
 
 def _check_labels(variants: dict[str, ResolvedVariant], where: Path) -> None:
     first: dict[str, str] = {}
     for variant in variants.values():
-        if variant.label in first:
+        label = " ".join(variant.label.split())
+        if label in first:
             raise CampaignError(
                 f"{where}: variants.{variant.name}.label: {variant.label!r} is also the label of "
-                f"{first[variant.label]}; give each variant its own."
+                f"{first[label]}; give each variant its own."
             )
-        first[variant.label] = variant.name
+        first[label] = variant.name

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import unicodedata
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from campaign.settings import InstrumentBlock, Name
 
@@ -16,10 +17,23 @@ Env = dict[EnvName, Scalar | None]
 Seconds = Annotated[float, Field(gt=0)]
 
 
+def _one_line(text: str) -> str:
+    text = text.strip()
+    if not text:
+        raise ValueError("this must have words in it")
+    if any(unicodedata.category(letter) in ("Cc", "Zl", "Zp") for letter in text):
+        raise ValueError("this must be one line without control characters")
+    return text
+
+
+Line = Annotated[str, AfterValidator(_one_line)]
+"""Text that has a line of a table or a heading for itself."""
+
+
 class Strict(BaseModel):
     """A mapping in which a key that nobody knows is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Model(Strict):
@@ -27,9 +41,11 @@ class Model(Strict):
 
     model_config = ConfigDict(title="model")
 
-    name: str = Field(description="Name that the engine serves and that requests ask for.")
+    name: Line = Field(description="Name that the engine serves and that requests ask for.")
     path: str | None = Field(
-        default=None, description="File or directory of the weights, put in for {model}."
+        default=None,
+        description="File or directory of the weights, put in for {model}; without sha256, its "
+        "sizes and times are part of what was measured.",
     )
     package: str | None = Field(
         default=None, description="Installed Python package that carries the weights, instead of a path."
@@ -61,7 +77,7 @@ class Constraint(Strict):
         description="Must hold, over flags (--ctx-size is ctx_size) and env by name, e.g. "
         "chunked_prefill_size * 24 <= SPARK_ENGRAM_MAX_IDS."
     )
-    reason: str = Field(description="What would go wrong, in one sentence for the report.")
+    reason: Line = Field(description="What would go wrong, in one sentence for the report.")
 
 
 class WarmUp(Strict):
@@ -79,13 +95,14 @@ class WarmUp(Strict):
 class Lane(Strict):
     """How one model is served."""
 
-    description: str = Field(description="What this lane is, in one line.")
+    description: Line = Field(description="What this lane is, in one line.")
     engine: Literal["llama.cpp", "vllm", "sglang", "other"] = Field(description="The inference engine.")
     launcher: Literal["process"] = Field(
         default="process", description="How an engine is started and stopped."
     )
     command: Annotated[list[str], Field(min_length=1)] = Field(
-        description="Command and fixed arguments; {model}, {name}, {host} and {port} are filled in."
+        description="Command and fixed arguments; {model}, {name}, {host} and {port} are filled in here, and "
+        "nowhere else."
     )
     model: Model = Field(description="The weights.")
     image: str | None = Field(default=None, description="Container image with its digest or tag.")
@@ -95,7 +112,8 @@ class Lane(Strict):
     )
     flags: Flags = Field(
         default={},
-        description='Server flags; true is a bare flag (so quote "on"), false or null leaves the flag out.',
+        description="Server flags, handed on as written (on, off, 022 are text); true is a bare flag, "
+        "false or null leaves the flag out.",
     )
     env: Env = Field(default={}, description="Environment variables of the engine; null leaves one out.")
     pass_env: list[EnvName] = Field(
@@ -135,7 +153,7 @@ class Lane(Strict):
 class Venue(Strict):
     """The machines that a lane runs on; one engine at a time."""
 
-    description: str = Field(description="What this venue is, in one line.")
+    description: Line = Field(description="What this venue is, in one line.")
     hosts: Annotated[list[str], Field(min_length=1)] = Field(
         default=["localhost"], description="Its machines, rank 0 first."
     )
@@ -149,18 +167,18 @@ class Variant(Strict):
 
     model_config = ConfigDict(title="variants, each")
 
-    label: str | None = Field(
+    label: Line | None = Field(
         default=None, description="Name in the report's tables; the variant's name when absent."
     )
     flags: Flags = Field(default={}, description="Flags changed or added; null takes one of the lane's away.")
     env: Env = Field(default={}, description="Env changed or added; null takes one of the lane's away.")
-    note: str | None = Field(default=None, description="Why this variant is in the campaign, in one line.")
+    note: Line | None = Field(default=None, description="Why this variant is in the campaign, in one line.")
 
 
 class Campaign(Strict):
     """One question, its matrix and its writeup."""
 
-    title: str = Field(description="Title of the report.")
+    title: Line = Field(description="Title of the report.")
     question: str = Field(description="The question that the campaign answers, in Markdown.")
     lane: Name = Field(description="A file under config/lanes, without .yaml.")
     venue: Name = Field(description="A file under config/venues, without .yaml.")
@@ -178,7 +196,7 @@ class Campaign(Strict):
     )
     method: str | None = Field(default=None, description="Prose added to the method section, in Markdown.")
     findings: str | None = Field(default=None, description="Prose of the findings section, in Markdown.")
-    not_measured: list[str] = Field(
+    not_measured: list[Line] = Field(
         default=[], description="What was left for later and is no cell of this matrix, one line each."
     )
 

@@ -12,7 +12,10 @@ PROTOCOLS = {"boot": 1, "warm_up": 1, "probe": 2, "llama_benchy": 2, "tool_eval"
 """Version of how each instrument measures; a change that could move a number raises it."""
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Scenario = Annotated[str, Field(pattern=r"^TC-[0-9]+$")]
+BootName = Annotated[str, Field(pattern=r"^b[1-9][0-9]*$")]
 Count = Annotated[int, Field(ge=1)]
+Counts = Annotated[list[Count], Field(min_length=1)]
 
 
 @dataclass(frozen=True)
@@ -27,12 +30,12 @@ class Endpoint:
 class Block(BaseModel):
     """What all instruments share: which variants and boots a block of points applies to."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    variants: list[Name] | None = Field(
+    variants: Annotated[list[Name], Field(min_length=1)] | None = Field(
         default=None, description="Only these variants are measured with this block; all when absent."
     )
-    boots: list[Annotated[str, Field(pattern=r"^b[1-9][0-9]*$")]] | None = Field(
+    boots: Annotated[list[BootName], Field(min_length=1)] | None = Field(
         default=None, description="Only these boots (b1, b2, …) of each variant; all when absent."
     )
     timeout_s: Annotated[float, Field(gt=0)] = Field(
@@ -64,11 +67,11 @@ class ProbeBlock(Block):
     model_config = ConfigDict(title="instruments: probe")
 
     instrument: Literal["probe"] = Field(description="The instrument of this block.")
-    prompt_tokens: list[Count] = Field(
+    prompt_tokens: Counts = Field(
         default=[2048], description="Sizes of the cold prompt, in the server's own tokens."
     )
     max_tokens: Annotated[int, Field(ge=2)] = Field(default=256, description="Tokens asked of each answer.")
-    concurrency: list[Count] = Field(default=[1], description="Requests in flight at once.")
+    concurrency: Counts = Field(default=[1], description="Requests in flight at once.")
     warmups: Annotated[int, Field(ge=0)] = Field(default=2, description="Passes made first and discarded.")
     passes: Count = Field(default=5, description="Measured passes of each point.")
 
@@ -117,12 +120,12 @@ class BenchyBlock(Block):
         default="0.4.0",
         description="The llama-benchy release; one before 0.4.0 only takes recorded results.",
     )
-    pp: list[Count] = Field(default=[2048], description="Prompt sizes in tokens.")
-    tg: list[Count] = Field(default=[128], description="Answer sizes in tokens.")
-    depth: list[Annotated[int, Field(ge=0)]] = Field(
+    pp: Counts = Field(default=[2048], description="Prompt sizes in tokens.")
+    tg: Counts = Field(default=[128], description="Answer sizes in tokens.")
+    depth: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = Field(
         default=[0], description="Tokens of earlier context before the prompt."
     )
-    concurrency: list[Count] = Field(default=[1], description="Requests in flight at once.")
+    concurrency: Counts = Field(default=[1], description="Requests in flight at once.")
     runs: Count = Field(default=3, description="Measured runs of each point.")
     latency_mode: Literal["none", "api", "generation"] = Field(
         default="none", description="How llama-benchy estimates the network latency that it subtracts."
@@ -178,7 +181,7 @@ class ToolEvalBlock(Block):
         default="3.0.0", description="The pinned tool-eval-bench release."
     )
     seed: int = Field(default=42, description="Seed sent to the server.")
-    scenarios: Literal["all", "short"] | list[Annotated[str, Field(pattern=r"^TC-[0-9]+$")]] = Field(
+    scenarios: Literal["all", "short"] | Annotated[list[Scenario], Field(min_length=1)] = Field(
         default="all", description="Every scenario, the short core set, or a list such as [TC-01, TC-07]."
     )
     hardmode: bool = Field(default=False, description="Add the Hard Mode scenarios (category P).")
