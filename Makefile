@@ -6,19 +6,26 @@ VENV := .venv
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes
 HARNESSES := llama-benchy-0.4.0 tool-eval-bench-3.0.0 tool-eval-bench-2.8.0
 SNAKEMAKE := $(VENV)/bin/snakemake --config campaigns=$(CAMPAIGN)
+PLAN := $(VENV)/bin/python -m campaign.plan $(CAMPAIGN)
 
-.PHONY: campaign plan retry stop setup setup-dev test benchmark-probe check format locks schemas clean
+.PHONY: campaign plan retry again stop setup setup-dev test benchmark-probe check format locks schemas clean
 
 campaign: ## measure CAMPAIGN and write reports/CAMPAIGN.md
 	@$(MAKE) --no-print-directory -j2 setup
-	$(SNAKEMAKE)
+	@stale=$$($(PLAN) --targets stale) || exit $$?; \
+	$(SNAKEMAKE) $${stale:+--forcerun $$stale}
+	@$(PLAN) | head -n 1
 
 plan: setup ## what is measured, failed, stale and missing, and what a run would cost
-	@$(VENV)/bin/python -m campaign.plan $(CAMPAIGN)
+	@$(PLAN)
 
 retry: setup ## measure every failed or not_run cell of CAMPAIGN again
-	@cells=$$($(VENV)/bin/python -m campaign.plan $(CAMPAIGN) --targets retry) || exit $$?; \
+	@cells=$$($(PLAN) --targets retry) || exit $$?; \
 	if [ -z "$$cells" ]; then echo "nothing to retry in $(CAMPAIGN)"; else $(SNAKEMAKE) --forcerun $$cells; fi
+	@$(PLAN) | head -n 1
+
+again: setup ## measure one cell of CAMPAIGN again (CELL=results/…/POINT.json)
+	$(SNAKEMAKE) --forcerun $(CELL)
 
 stop: ## stop an engine that keep_engine left up (VENUE=local)
 	@$(VENV)/bin/python -m campaign.engine stop $(or $(VENUE),local)

@@ -35,6 +35,20 @@ def test_a_torn_line_is_passed_over_and_the_next_one_is_whole(tmp_path: Path) ->
     assert [attempt.boot_s for attempt in ledger.read(path)] == [2.0]
 
 
+def test_a_line_of_another_shape_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    path.write_text('{"event": "start", "id": [], "at": 1}\n{"event": "start", "id": "x"}\n')
+    ledger.append(path, "start", "v.b1.1", **START)
+    with path.open("a") as handle:
+        handle.write(
+            '{"event": "failed", "id": "v.b1.1", "boot_s": "x", "facts": 3}\n{"event": "ready", "id": []}\n'
+        )
+    (attempt,) = ledger.read(path)
+    assert (attempt.status, attempt.boot_s, attempt.facts) == ("failed", None, {})
+    assert attempt.reason is not None
+    assert attempt.reason.cls == "unknown"
+
+
 def _write_many(path: Path, name: str) -> None:
     for number in range(50):
         ledger.append(path, "start", f"{name}.{number}", **START)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from copy import deepcopy
@@ -252,3 +255,104 @@ def _spans(events: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """(start, end) of each engine's life, as the ledger dates it."""
     begun = {event["id"]: event["at"] for event in events if event["event"] == "start"}
     return [(begun[event["id"]], event["at"]) for event in events if event["event"] in ("stopped", "died")]
+
+
+def test_a_missing_engine_never_replaces_a_good_outcome(workspace: Workspace) -> None:
+    campaign = workspace.campaigns["demo"]
+    campaign["variants"], campaign["order"] = {"base": {}}, ["base"]
+    workspace.write().run()
+    good = read(workspace, "base/b1/probe/pp32-tg16-c1.json")
+    (workspace.root / "results/demo/base/b1/boot.json").unlink()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        workspace.lane["port"] = listener.getsockname()[1]
+        workspace.write().run()
+    assert read(workspace, "base/b1/boot.json")["status"] == "failed"
+    kept = read(workspace, "base/b1/probe/pp32-tg16-c1.json")
+    assert "already served" in kept["details"].pop("not_measured_again")["reason"]["summary"]
+    assert kept == good
+    assert workspace.run("-n") == []
+
+
+def test_a_port_that_someone_else_serves_fails_the_boot(workspace: Workspace) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        workspace.lane["port"] = listener.getsockname()[1]
+        campaign = workspace.campaigns["demo"]
+        campaign["variants"], campaign["order"] = {"base": {}}, ["base"]
+        workspace.write().run()
+    boot = read(workspace, "base/b1/boot.json")
+    assert (boot["status"], boot["reason"]["class"]) == ("failed", "boot_port_taken")
+    assert read(workspace, "base/b1/probe/pp32-tg16-c1.json")["status"] == "not_run"
+
+
+def test_a_child_that_hides_in_its_own_session_ends_with_its_engine(workspace: Workspace) -> None:
+    script = 'setsid sleep 600 & exec "$0" "$@"'
+    workspace.lane["command"] = ["sh", "-c", script, sys.executable, *workspace.lane["command"][1:]]
+    campaign = workspace.campaigns["demo"]
+    campaign["variants"], campaign["order"] = {"base": {}}, ["base"]
+    workspace.write().run()
+    assert read(workspace, "base/b1/probe/pp32-tg16-c1.json")["status"] == "ok"
+    assert not workspace.engines()
+
+
+def test_a_failed_warm_up_leaves_no_cell_that_claims_to_be_warm(workspace: Workspace) -> None:
+    campaign = workspace.campaigns["demo"]
+    campaign["variants"] = {"base": {"flags": {"--ctx": 14}}}
+    campaign["order"] = ["base"]
+    workspace.lane["warm_up"]["prompt_tokens"] = 900
+    workspace.write().run()
+    assert read(workspace, "base/b1/boot.json")["status"] == "ok"
+    assert read(workspace, "base/b1/warm_up.json")["status"] == "failed"
+    assert read(workspace, "base/b1/probe/pp32-tg16-c1.json")["status"] == "not_run"
+    targets = workspace.python("campaign.plan", "demo", "--targets", "retry").stdout.split()
+    assert targets == ["results/demo/base/b1/warm_up.json"]
+
+
+def test_a_variable_that_is_handed_on_and_not_set_is_said_before_the_boot(workspace: Workspace) -> None:
+    workspace.lane["pass_env"] = ["NOBODY_SETS_THIS"]
+    said = workspace.write().output(expect=1)
+    assert (
+        "config/lanes/fake.yaml: the variable NOBODY_SETS_THIS that it hands on is not set; export it."
+        in said
+    )
+    assert "Traceback" not in said
+    assert not (workspace.root / "results/demo/boot_ledger.jsonl").exists()
+
+
+def test_results_may_lie_behind_a_link_and_a_lost_ledger_starts_no_log_again(workspace: Workspace) -> None:
+    (workspace.root / "elsewhere").mkdir()
+    (workspace.root / "results").symlink_to("elsewhere")
+    campaign = workspace.campaigns["demo"]
+    campaign["variants"], campaign["order"] = {"base": {}}, ["base"]
+    workspace.write().run()
+    (workspace.root / "results/demo/boot_ledger.jsonl").unlink()
+    (workspace.root / "results/demo/base/b1/boot.json").unlink()
+    workspace.run()
+    assert [event["id"] for event in ledger(workspace) if event["event"] == "start"] == ["base.b1.2"]
+
+
+def test_a_broken_outcome_is_missing_and_healed_by_retry(workspace: Workspace) -> None:
+    campaign = workspace.campaigns["demo"]
+    campaign["variants"], campaign["order"] = {"base": {}}, ["base"]
+    workspace.write().run()
+    cell = workspace.root / "results/demo/base/b1/probe/pp32-tg16-c1.json"
+    cell.write_text('{"schema": 1, "campa')
+    for kind in ("retry", "stale"):
+        targets = workspace.python("campaign.plan", "demo", "--targets", kind).stdout.split()
+        assert targets == ["results/demo/base/b1/probe/pp32-tg16-c1.json"]
+    workspace.run("--forcerun", *targets)
+    assert json.loads(cell.read_text())["status"] == "ok"
+
+
+def test_without_snakemakes_records_a_changed_flag_is_still_seen(workspace: Workspace) -> None:
+    campaign = workspace.campaigns["demo"]
+    campaign["variants"], campaign["order"] = (
+        {"base": {}, "slow": {"flags": {"--tps": 1000}}},
+        ["base", "slow"],
+    )
+    workspace.write().run()
+    shutil.rmtree(workspace.root / ".snakemake")
+    assert workspace.python("campaign.plan", "demo", "--targets", "stale").stdout == ""
+    campaign["variants"]["slow"]["flags"]["--tps"] = 900
+    workspace.write()
+    targets = workspace.python("campaign.plan", "demo", "--targets", "stale").stdout.split()
+    assert targets == ["results/demo/slow/b1/boot.json"]

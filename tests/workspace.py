@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import yaml
+from campaign.process import MARK
 
 ROOT = Path(__file__).parents[1]
 FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
@@ -138,7 +139,9 @@ class Workspace:
         mine = []
         for process in psutil.process_iter():
             try:
-                belongs = process.environ().get("CAMPAIGN_STATE_DIR") == str(self.state)
+                environment = process.environ()
+                belongs = environment.get("CAMPAIGN_STATE_DIR") == str(self.state)
+                belongs = belongs or (MARK in environment and process.cwd() == str(self.root))
                 text = " ".join(process.cmdline())
                 belongs = belongs or (str(FAKE_ENGINE) in text and process.cwd() == str(self.root))
                 if belongs and process.status() != psutil.STATUS_ZOMBIE:

@@ -68,7 +68,7 @@ def _on_engine(matrix: Matrix, boot: Boot, instrument: str, cell: Cell | None) -
         if cell is None:
             measured = engine.warm(room, running)
         else:
-            measured = _placed(cell, measure(cell, running.endpoint, matrix, _fresh_raw(cell)))
+            measured = _placed(cell, measure(cell, running.endpoint, matrix, _aside(cell)))
         dead = engine.death(room)
     if dead is not None:
         measured = Measurement(
@@ -141,18 +141,52 @@ def _boot_id(boot_id: str | None) -> dict[str, Any]:
 
 def _placed(cell: Cell, measured: Measurement) -> Measurement:
     """The paths that an instrument gives beside its cell, as seen from the working directory."""
-    beside = cell.path.parent
+
+    def placed(name: str) -> str:
+        inside = Path(name).relative_to(_aside_path(cell).name)
+        return str(_raw(cell) / inside)
+
     reason = measured.reason
     if reason is not None and reason.log is not None:
-        reason = reason.model_copy(update={"log": str(beside / reason.log)})
-    raw = [str(beside / name) for name in measured.raw]
-    return measured.model_copy(update={"reason": reason, "raw": raw})
+        reason = reason.model_copy(update={"log": placed(reason.log)})
+    return measured.model_copy(update={"reason": reason, "raw": [placed(name) for name in measured.raw]})
 
 
-def _fresh_raw(cell: Cell) -> Path:
-    raw = cell.path.with_suffix(".raw")
-    shutil.rmtree(raw, ignore_errors=True)
-    return raw
+def _raw(cell: Cell) -> Path:
+    return cell.path.with_suffix(".raw")
+
+
+def _aside_path(cell: Cell) -> Path:
+    return cell.path.with_suffix(".raw-new")
+
+
+def _aside(cell: Cell) -> Path:
+    """Where the raw files of a measurement go until its outcome stands; the old one's are still evidence."""
+    aside = _aside_path(cell)
+    shutil.rmtree(aside, ignore_errors=True)
+    return aside
+
+
+def _keep_raw(cell: Cell) -> None:
+    aside = _aside_path(cell)
+    if aside.exists():
+        shutil.rmtree(_raw(cell), ignore_errors=True)
+        aside.rename(_raw(cell))
+
+
+def _worse_than(path: Path, outcome: Outcome) -> Outcome | None:
+    """The good outcome of this cell that a missing engine must not replace, with a note of the attempt."""
+    if outcome.status != "not_run":
+        return None
+    try:
+        found = Outcome.read(path)
+    except CampaignError:
+        return None
+    if found.status != "ok" or found.fingerprint != outcome.fingerprint:
+        return None
+    reason = outcome.reason.model_dump(by_alias=True) if outcome.reason else None
+    found.details["not_measured_again"] = {"at": outcome.ended, "reason": reason}
+    return found
 
 
 def _recorded(path: Path) -> Outcome | None:
@@ -214,6 +248,12 @@ def main() -> int:
     holder, _ = lease.owner()
     if not holder.alive():
         raise KeyboardInterrupt
+    if (kept := _worse_than(given.out, outcome)) is not None:
+        kept.write(given.out)
+        print(f"{given.out}: kept, since there was no engine: {outcome.reason and outcome.reason.summary}")
+        return 0
+    if cell is not None:
+        _keep_raw(cell)
     outcome.write(given.out)
     told = f": {outcome.reason.summary}" if outcome.reason else ""
     print(f"{given.variant} {given.boot} {given.instrument} {given.point or ''}: {outcome.status}{told}")

@@ -19,6 +19,7 @@ State = Status | Literal["missing", "stale"]
 
 MISSING: State = "missing"
 STALE: State = "stale"
+UNREADABLE = "unreadable"
 UNDONE: tuple[State, ...] = ("missing", "stale")
 STALE_RECORD = Reason(cls="recorded", summary="recorded of another config; delete it to measure this one")
 RETRIED: tuple[State, ...] = ("failed", "not_run")
@@ -99,30 +100,45 @@ class Group:
 
 
 def read(matrix: Matrix) -> Results:
-    """Join the matrix with the files under results/. A broken or misplaced file is a CampaignError."""
+    """Join the matrix with the files under results/. A misplaced one is a CampaignError."""
     expected: dict[Path, tuple[str, str, str, str | None]] = {}
     for boot in matrix.boots:
         expected[boot.path] = (boot.variant, boot.name, "boot", None)
         expected[boot.warm_up_path] = (boot.variant, boot.name, "warm_up", None)
     for cell in matrix.cells:
         expected[cell.path] = (cell.boot.variant, cell.boot.name, cell.instrument, cell.point)
-    outcomes = {}
+    outcomes: dict[Path, Outcome] = {}
+    broken: dict[Path, str] = {}
     for path, identity in expected.items():
         if path.exists():
-            outcomes[path] = Outcome.read(path)
-            _check_identity(path, outcomes[path], (matrix.name, *identity))
-    return join(matrix, outcomes, ledger.read(matrix.ledger))
+            try:
+                outcomes[path] = Outcome.read(path)
+            except CampaignError as error:
+                broken[path] = str(error)
+            else:
+                _check_identity(path, outcomes[path], (matrix.name, *identity))
+    return join(matrix, outcomes, ledger.read(matrix.ledger), broken)
 
 
-def join(matrix: Matrix, outcomes: Mapping[Path, Outcome], attempts: Iterable[BootAttempt]) -> Results:
-    """Put each planned file's outcome, or its absence, beside its plan. Linear in the number of cells."""
+def join(
+    matrix: Matrix,
+    outcomes: Mapping[Path, Outcome],
+    attempts: Iterable[BootAttempt],
+    broken: Mapping[Path, str] | None = None,
+) -> Results:
+    """Put each planned file's outcome, or its absence, beside its plan. Linear in the number of cells.
+
+    `broken` says of each file that can't be read why.
+    """
+    unreadable = broken or {}
     cells: defaultdict[Boot, list[CellRecord]] = defaultdict(list)
     for cell in matrix.cells:
         outcome = outcomes.get(cell.path)
         state = _state(matrix, cell.boot, outcome, cell.fingerprint)
-        cells[cell.boot].append(
-            CellRecord(cell.path, state, outcome, cell, _reason(matrix, cell, state, outcome))
-        )
+        reason = _reason(matrix, cell, state, outcome)
+        if cell.path in unreadable:
+            reason = Reason(**{"class": UNREADABLE}, summary=unreadable[cell.path])
+        cells[cell.boot].append(CellRecord(cell.path, state, outcome, cell, reason))
 
     def record(boot: Boot, path: Path) -> Record:
         outcome = outcomes.get(path)

@@ -7,7 +7,10 @@ calling run holds; `… stop VENUE` ends a kept engine.
 from __future__ import annotations
 
 import argparse
+import os
+import socket
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from campaign import bootlog, lane, lease, ledger, readiness, signatures, warm_up
+from campaign.config import load_venue
 from campaign.errors import CampaignError, run
 from campaign.files import read_json, write_json
 from campaign.launcher import Exit, Launch, Launcher, ProcessLauncher, base_environment, free_port
 from campaign.matrix import Boot, Matrix
 from campaign.outcome import Measurement, Reason
+from campaign.process import listener
 from campaign.settings import Endpoint
 
 LAUNCHERS: dict[str, Launcher] = {"process": ProcessLauncher()}
@@ -86,7 +91,9 @@ def ensure(room: Room) -> Running:
     if running is None:
         running = start(room, "a cell needs it")
     if not _ready_file(room).get("warmed"):
-        warm(room, running)
+        warmed = warm(room, running)
+        if warmed.reason is not None:
+            raise BootFailed(warmed.reason, running.boot_id)
     return running
 
 
@@ -116,11 +123,12 @@ def start(room: Room, why: str) -> Running:
     """Stop what is up, boot this variant and wait for its first token. Raises BootFailed."""
     attempts = _attempts(room)
     _check_budget(room, attempts)
+    _check_environment(room)
     end(room.state, f"to boot {room.boot.variant} {room.boot.name}")
-    number = len(attempts) + 1
+    number = _next_number(room, attempts)
     launch = _launch(room, number)
     run_name = lease.owner()[1]
-    log = str(Path(launch.log).relative_to(Path.cwd()))
+    log = os.path.relpath(launch.log)
     room.matrix.ledger.parent.mkdir(parents=True, exist_ok=True)
     event = {"variant": room.boot.variant, "boot": room.boot.name, "attempt": number, "run": run_name}
     fingerprint = room.identity["fingerprint"]
@@ -129,12 +137,14 @@ def start(room: Room, why: str) -> Running:
     endpoint = _endpoint(room, launch.base_url)
     try:
         lane.check_model(room.matrix.lane.model)
+        _check_port(room, launch)
         room.launcher.start(room.state, launch)
         readiness.wait(
             endpoint,
             room.matrix.lane.ready_timeout_s,
             lambda: room.launcher.exit(room.state) is not None,
         )
+        _check_listener(launch)
     except readiness.NotReady as error:
         raise _failed_boot(room, launch, _not_ready(room, error, log), began) from None
     except CampaignError as error:
@@ -198,13 +208,19 @@ def held_by_others() -> list[str]:
     return [held.told(state) for state, held in leases if held and held.live and held.owner != mine]
 
 
-def stop(venue: str) -> None:
-    """Stop a kept engine; one that a live run holds is left to that run."""
+def stop(venue: str, force: bool) -> str:
+    """Stop a kept engine and say which; one that a live run holds is left to that run unless forced."""
+    load_venue(venue)
     state = lease.state_of(venue)
+    if force:
+        (state / "lease.json").unlink(missing_ok=True)
     lease.take(state, "none", wait_s=0.0)
     with lease.job(state):
+        records = [launcher.current(state) for launcher in LAUNCHERS.values()]
         end(state, "by hand")
         (state / "lease.json").unlink(missing_ok=True)
+    stopped = [str(record["id"]) for record in records if record]
+    return f"stopped {', '.join(stopped)} on {venue}" if stopped else f"no engine is up on {venue}"
 
 
 def _launch(room: Room, number: int) -> Launch:
@@ -221,7 +237,9 @@ def _launch(room: Room, number: int) -> Launch:
         secret_env=secrets,
         log=str((room.boot.directory / f"engine-{number}.log").resolve()),
         base_url=f"http://{served.host}:{port}/v1",
+        port=port,
         stop_timeout_s=served.stop_timeout_s,
+        mark=uuid.uuid4().hex,
     )
 
 
@@ -246,6 +264,38 @@ def _check_budget(room: Room, attempts: list[ledger.BootAttempt]) -> None:
         raise BootFailed(Reason.model_validate({"class": "boot_budget", "summary": summary}), mine[-1].id)
 
 
+def _next_number(room: Room, attempts: list[ledger.BootAttempt]) -> int:
+    """The attempt's number; its log is a new file even where the ledger was lost."""
+    number = len(attempts) + 1
+    while (room.boot.directory / f"engine-{number}.log").exists():
+        number += 1
+    return number
+
+
+def _check_environment(room: Room) -> None:
+    """Each variable that the lane hands on by name is there, before anything is stopped for its boot."""
+    served = room.matrix.lane
+    for name in [*served.pass_env, *([served.api_key_env] if served.api_key_env else [])]:
+        if name not in os.environ:
+            where = f"config/lanes/{room.matrix.campaign.lane}.yaml"
+            raise CampaignError(f"{where}: the variable {name} that it hands on is not set; export it.")
+
+
+def _check_port(room: Room, launch: Launch) -> None:
+    """Nobody else answers where this engine will: what they say would be taken for its figures."""
+    with socket.socket() as probe:
+        probe.settimeout(2.0)
+        if probe.connect_ex((room.matrix.lane.host, launch.port)) == 0:
+            raise readiness.NotReady("port_taken", f"port {launch.port} is already served by someone else")
+
+
+def _check_listener(launch: Launch) -> None:
+    """Who listens now is this engine, or a process that can't be seen from here (a container's)."""
+    seen = listener(launch.port)
+    if seen is not None and seen[1] is not None and seen[1] != launch.mark:
+        raise readiness.NotReady("port_taken", f"pid {seen[0]}, another engine, took port {launch.port}")
+
+
 def _not_ready(room: Room, error: readiness.NotReady, log: str) -> Reason:
     if error.cls == "died":
         ended = room.launcher.exit(room.state) or Exit(None, stopped=False, error=None)
@@ -266,7 +316,7 @@ def _death_reason(room: Room, ended: Exit) -> Reason:
             "class": "engine_died",
             "summary": found.summary,
             "evidence": found.evidence,
-            "log": str(Path(log).relative_to(Path.cwd())) if log else None,
+            "log": os.path.relpath(log) if log else None,
         }
     )
 
@@ -302,7 +352,9 @@ def main() -> int:
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("who", help="venues that another live run holds")
     verbs.add_parser("release").add_argument("--keep", action="store_true", help="leave the engine up")
-    verbs.add_parser("stop").add_argument("venue", help="the venue whose engine is stopped")
+    stopping = verbs.add_parser("stop", help="end a kept engine")
+    stopping.add_argument("venue", help="the venue whose engine is stopped")
+    stopping.add_argument("--force", action="store_true", help="even if a run on a lost machine holds it")
     arguments = parser.parse_args()
     match arguments.verb:
         case "who":
@@ -311,7 +363,7 @@ def main() -> int:
         case "release":
             release(arguments.keep)
         case _:
-            stop(arguments.venue)
+            print(stop(arguments.venue, arguments.force))
     return 0
 
 

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from campaign.files import write_json
-from campaign.process import ProcessId, die_with_parent
+from campaign.process import MARK, ProcessId, die_with_parent, kill_marked
 
 POLL_S = 0.1
 
@@ -34,8 +34,9 @@ def main(state: Path) -> int:
     launch = json.loads((state / "launch.json").read_text(encoding="utf-8"))
     try:
         engine = _start(launch)
-    except OSError as error:
-        _write_exit(state, launch, None, stopped=False, error=f"{launch['argv'][0]}: {error.strerror}")
+    except (OSError, ValueError) as error:
+        name = Path(launch["argv"][0]).name
+        _write_exit(state, launch, None, stopped=False, error=f"{name}: {getattr(error, 'strerror', error)}")
         return 0
     identity = ProcessId.of(engine.pid)
     write_json(state / "engine.json", {**launch, "keeper": _dump(ProcessId.own()), "engine": _dump(identity)})
@@ -47,8 +48,7 @@ def main(state: Path) -> int:
             break
         time.sleep(POLL_S)
     engine.wait()
-    if identity is not None:
-        identity.kill_session()
+    kill_marked(launch["mark"])
     _write_exit(state, launch, engine.returncode, stopped=stopped, error=None)
     return 0
 
@@ -75,7 +75,11 @@ def _start(launch: dict[str, Any]) -> subprocess.Popen[bytes]:
     with Path(launch["log"]).open("ab") as log:
         return subprocess.Popen(
             launch["argv"],
-            env={**launch["env"], **{name: os.environ[name] for name in launch["secret_env"]}},
+            env={
+                **launch["env"],
+                **{name: os.environ[name] for name in launch["secret_env"] if name in os.environ},
+                MARK: launch["mark"],
+            },
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

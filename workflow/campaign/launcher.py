@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from campaign.errors import CampaignError
 from campaign.files import write_json
-from campaign.process import ProcessId
+from campaign.process import ProcessId, kill_marked
 
 PASSED_ON = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 POLL_S = 0.05
@@ -35,7 +35,9 @@ class Launch:
     secret_env: list[str]
     log: str
     base_url: str
+    port: int
     stop_timeout_s: float
+    mark: str
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,8 @@ class ProcessLauncher:
 
     def current(self, state: Path) -> dict[str, Any] | None:
         """The keeper's record of the engine; None if it is absent or broken."""
-        return _read(state / "engine.json")
+        record = _read(state / "engine.json")
+        return record if record is not None and {"id", "identity", "log", "mark"} <= set(record) else None
 
     def exit(self, state: Path) -> Exit | None:
         """What the keeper wrote at the end; an engine gone without that died with its keeper."""
@@ -112,8 +115,8 @@ class ProcessLauncher:
 
     def logs(self, state: Path) -> dict[str, Path]:
         """The one log of a process."""
-        record = self.current(state) or _read(state / "launch.json")
-        return {"rank0": Path(record["log"])} if record else {}
+        record = self.current(state) or _read(state / "launch.json") or {}
+        return {"rank0": Path(record["log"])} if "log" in record else {}
 
     def stop(self, state: Path) -> None:
         """Ask the keeper; if it is gone, end the engine's session here."""
@@ -127,14 +130,17 @@ class ProcessLauncher:
                 keeper.send(signal.SIGTERM)
                 _await_end(keeper, patience)
                 keeper.send(signal.SIGKILL)
-            if engine is not None and engine.here and engine.alive():
-                engine.kill_session()
+            kill_marked(record["mark"])
+            if engine is not None and engine.here:
+                engine.send(signal.SIGKILL)
                 _await_end(engine, patience)
         _clear(state)
 
     def _exit_file(self, state: Path) -> Exit | None:
         data = _read(state / "exit.json")
-        return None if data is None else Exit(data["returncode"], data["stopped"], data["error"])
+        if data is None or "returncode" not in data:
+            return None
+        return Exit(data["returncode"], bool(data.get("stopped")), data.get("error"))
 
 
 def free_port(host: str) -> int:

@@ -132,7 +132,8 @@ def take(state: Path, campaign: str, wait_s: float) -> Lease | None:
         waited = time.monotonic() - began
         told = held.told(state)
         if waited > wait_s:
-            raise CampaignError(f"{told}; wait for that run or stop it, then run again.")
+            force = f"python -m campaign.engine stop {state.name} --force"
+            raise CampaignError(f"{told}; wait for that run or stop it; if its machine is gone: {force}")
         if waited - reminded >= REMIND_S:
             print(f"waiting: {told}", file=sys.stderr, flush=True)
             reminded = waited

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
 from campaign.outcome import Reason, now
 
 EventKind = Literal["start", "ready", "failed", "died", "stopped"]
@@ -58,14 +60,14 @@ def append(path: Path, kind: EventKind, boot_id: str, /, **values: Any) -> None:
 
 
 def read(path: Path) -> list[BootAttempt]:
-    """The attempts in the order in which they began; a line torn by a crash is passed over."""
+    """The attempts in the order in which they began; a torn line, or one of another shape, is passed over."""
     attempts: dict[str, BootAttempt] = {}
     for event in _events(path):
         if event.get("event") == "start":
             attempt = _begin(event)
             if attempt is not None:
                 attempts[attempt.id] = attempt
-        elif event.get("id") in attempts:
+        elif isinstance(event.get("id"), str) and event["id"] in attempts:
             _apply(attempts[event["id"]], event)
     return list(attempts.values())
 
@@ -87,6 +89,9 @@ def _events(path: Path) -> list[dict[str, Any]]:
 
 
 def _begin(event: dict[str, Any]) -> BootAttempt | None:
+    texts = ("id", "variant", "boot", "fingerprint", "at")
+    if not all(isinstance(event.get(key), str) for key in texts):
+        return None
     try:
         return BootAttempt(
             id=event["id"],
@@ -107,15 +112,30 @@ def _apply(attempt: BootAttempt, event: dict[str, Any]) -> None:
     match event.get("event"):
         case "ready":
             attempt.ready = True
-            attempt.boot_s = event.get("boot_s")
-            attempt.facts = event.get("facts") or {}
+            attempt.boot_s, attempt.facts = _boot_s(event), _facts(event)
         case "failed":
-            attempt.reason = Reason.model_validate(event["reason"])
-            attempt.boot_s = event.get("boot_s")
-            attempt.facts = event.get("facts") or {}
+            attempt.reason = _reason(event)
+            attempt.boot_s, attempt.facts = _boot_s(event), _facts(event)
         case "died" | "stopped" as end:
             attempt.end = end
             attempt.ended = event.get("at")
             attempt.death = event.get("how")
         case _:
             pass
+
+
+def _boot_s(event: dict[str, Any]) -> float | None:
+    found = event.get("boot_s")
+    return float(found) if isinstance(found, int | float) else None
+
+
+def _facts(event: dict[str, Any]) -> dict[str, Any]:
+    found = event.get("facts")
+    return found if isinstance(found, dict) else {}
+
+
+def _reason(event: dict[str, Any]) -> Reason:
+    try:
+        return Reason.model_validate(event.get("reason"))
+    except ValidationError:
+        return Reason.model_validate({"class": "unknown", "summary": "the ledger's line has no reason"})

@@ -15,7 +15,7 @@ from typing import Any, get_args
 from tabulate import tabulate
 
 from campaign import cells, errors, format, matrix
-from campaign.cells import RETRIED, UNDONE, BootRecord, CellRecord, Record, Results, State
+from campaign.cells import RETRIED, STALE, UNDONE, UNREADABLE, BootRecord, CellRecord, Record, Results, State
 from campaign.markdown import one_line
 from campaign.matrix import Boot
 from campaign.outcome import Status
@@ -77,16 +77,37 @@ def retry(results: Results) -> Work:
 
 
 def retry_targets(results: Results) -> list[Path]:
-    """Files to force: a failed boot or warm-up (its cells follow it), else each failed or not_run cell.
+    """Files to force: each failed, not_run or unreadable cell; the boot or warm-up where that is all of it.
 
     A recorded failure is none of them: measuring doesn't replace what a person recorded.
     """
     targets: list[Path] = []
     for boot in results.boots:
         head = next((r for r in (boot.record, boot.warm_up) if r.state in RETRIED), None)
-        failed = [cell.path for cell in boot.cells if cell.state in RETRIED and not _kept(cell)]
-        targets += [head.path] if head else failed
+        again = [cell.path for cell in boot.cells if _again(cell) and not _kept(cell)]
+        targets += [head.path] if head and len(again) == len(boot.cells) else again
     return targets
+
+
+def stale_targets(results: Results) -> list[Path]:
+    """Files to force because they are of another config or can't be read, whatever Snakemake remembers."""
+    targets: list[Path] = []
+    for boot in results.boots:
+        found = [cell for cell in boot.cells if cell.state == STALE or _unreadable(cell)]
+        stale = [cell.path for cell in found if not _kept(cell)]
+        targets += [boot.record.path] if boot.record.state == STALE else stale
+    return targets
+
+
+TARGETS = {"retry": retry_targets, "stale": stale_targets}
+
+
+def _again(cell: CellRecord) -> bool:
+    return cell.state in RETRIED or _unreadable(cell)
+
+
+def _unreadable(cell: CellRecord) -> bool:
+    return cell.reason is not None and cell.reason.cls == UNREADABLE
 
 
 def estimate(results: Results, work: Work) -> Estimate:
@@ -295,15 +316,15 @@ def _wrapped(line: str) -> str:
 
 
 def main() -> int:
-    """Print the plan, or with --targets retry the files that `snakemake --forcerun` should make again."""
+    """Print the plan, or with --targets the files that `snakemake --forcerun` should make again."""
     parser = argparse.ArgumentParser(prog="python -m campaign.plan", description=__doc__)
     parser.add_argument("campaign", help="a file under config/campaigns, without .yaml")
-    parser.add_argument("--targets", choices=["retry"], help="print only these files, one a line")
+    parser.add_argument("--targets", choices=list(TARGETS), help="print only these files, one a line")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     args = parser.parse_args()
     results = cells.read(matrix.load(args.campaign))
     if args.targets:
-        for path in retry_targets(results):
+        for path in TARGETS[args.targets](results):
             print(path)
     elif args.json:
         print(json.dumps(as_json(results), indent=1, ensure_ascii=False))

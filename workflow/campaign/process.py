@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from typing import Any
 import psutil
 
 _PR_SET_PDEATHSIG = 1
+MARK = "CAMPAIGN_ENGINE"
+"""The variable that an engine and all that it starts carry, so that none of them is left behind."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,8 @@ class ProcessId:
 
     @property
     def here(self) -> bool:
-        """Whether it is, or was, a process of this host."""
-        return self.host == socket.gethostname()
+        """Whether it is, or was, a process of this machine, whatever name it had then."""
+        return self.host == socket.gethostname() or self.start.startswith(f"{_boot_id()}:")
 
     def alive(self) -> bool:
         """Whether it still runs; one on another host can't be asked and counts as alive."""
@@ -73,11 +76,26 @@ class ProcessId:
             except ProcessLookupError:
                 return
 
-    def kill_session(self) -> None:
-        """SIGKILL the process and every process of the session that it leads."""
-        for member in _session(self.pid):
-            member.send(signal.SIGKILL)
-        self.send(signal.SIGKILL)
+
+def kill_marked(mark: str) -> None:
+    """SIGKILL every process that inherited this mark, in whatever session it hid."""
+    for process in psutil.process_iter():
+        if _environment(process).get(MARK) == mark:
+            with suppress(psutil.Error):
+                process.kill()
+
+
+def listener(port: int) -> tuple[int, str | None] | None:
+    """The pid that listens on a TCP port of this machine, and its mark; None where that can't be seen."""
+    try:
+        sockets = psutil.net_connections("tcp")
+    except psutil.Error:
+        return None
+    listening = [c for c in sockets if c.status == psutil.CONN_LISTEN and c.pid]
+    pid = next((c.pid for c in listening if getattr(c.laddr, "port", None) == port), None)
+    if pid is None:
+        return None
+    return pid, next((_environment(p).get(MARK) for p in psutil.process_iter() if p.pid == pid), None)
 
 
 def die_with_parent() -> None:
@@ -86,18 +104,11 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
-def _session(leader: int) -> list[ProcessId]:
-    members = []
-    for process in psutil.process_iter():
-        try:
-            if os.getsid(process.pid) != leader:
-                continue
-        except (ProcessLookupError, PermissionError):
-            continue
-        found = ProcessId.of(process.pid)
-        if found is not None:
-            members.append(found)
-    return members
+def _environment(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ()
+    except psutil.Error:
+        return {}
 
 
 def _start_mark(pid: int) -> str | None:
@@ -116,4 +127,7 @@ def _start_mark(pid: int) -> str | None:
 
 
 def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
+    except OSError:
+        return "unknown"

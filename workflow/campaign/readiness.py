@@ -87,5 +87,5 @@ def _has_token(line: str) -> bool:
     try:
         choices: Any = json.loads(line[5:])["choices"]
         return any(choice["delta"].get(key) for choice in choices for key in TOKEN_KEYS)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
