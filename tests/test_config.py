@@ -245,14 +245,8 @@ def test_a_scalar_is_what_it_looks_like(tmp_path: Path, text: str) -> None:
 
 
 SECRET_ENV = [
-    "HF_TOKEN",
-    "HF_AUTH",
-    "ANTHROPIC_KEY",
-    "AWS_ACCESS_KEY_ID",
-    "AWS_SECRET_ACCESS_KEY",
-    "PGPASS",
-    "PGPASSWORD",
-    "DB_PASS",
+    *["HF_TOKEN", "HF_AUTH", "ANTHROPIC_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"],
+    *["PGPASS", "PGPASSWORD", "DB_PASS"],
 ]
 SECRET_FLAGS = ["--api-key", "--hf-token", "--Authorization", "--admin-password", "--ssl-key"]
 SECRET_VALUES = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -66,6 +68,71 @@ def test_a_package_version_is_part_of_the_identity(here: Workspace, monkeypatch:
     assert fingerprints(load("demo"))["base"] != before["base"]
 
 
+def test_another_venue_is_another_measurement_and_its_description_is_not(here: Workspace) -> None:
+    before = fingerprints(load("demo"))
+    here.dump("config/venues/here.yaml", {"description": "words", "lease_wait_s": 9})
+    assert fingerprints(load("demo")) == before
+    here.dump("config/venues/here.yaml", {"description": "words", "hosts": ["a", "b"]})
+    assert fingerprints(load("demo"))["base"] != before["base"]
+    here.campaigns["demo"]["venue"] = "there"
+    here.write()
+    here.dump("config/venues/there.yaml", {"description": "this machine"})
+    assert fingerprints(load("demo"))["base"] != before["base"]
+
+
+def test_weights_replaced_in_place_are_other_weights(here: Workspace) -> None:
+    folder = here.root / "weights"
+    folder.mkdir()
+    for path in (folder / "a.bin", folder):
+        (folder / "a.bin").write_text("a")
+        here.lane["model"] = {"name": "m", "path": str(path)}
+        here.write()
+        before = fingerprints(load("demo"))["base"]
+        assert fingerprints(load("demo"))["base"] == before
+        (folder / ".cache").write_text("no weights")
+        assert fingerprints(load("demo"))["base"] == before
+        (folder / "a.bin").write_text("b")
+        os.utime(folder / "a.bin", ns=(1, 1))
+        assert fingerprints(load("demo"))["base"] != before
+    here.lane["model"]["sha256"] = "0" * 64
+    here.write()
+    before = fingerprints(load("demo"))["base"]
+    (folder / "a.bin").write_text("ccc")
+    assert fingerprints(load("demo"))["base"] == before
+    shutil.rmtree(folder)
+    assert fingerprints(load("demo"))["base"] == before
+
+
+def benchy_of(here: Workspace, **changes: Any) -> dict[str, str]:
+    """Fingerprints of one llama-benchy cell and one of the probe, with these keys of the lane."""
+    here.lane.update(changes)
+    here.write()
+    cells = [cell for cell in load("demo").cells if cell.boot.variant == "slow"]
+    return {cell.instrument: cell.fingerprint for cell in cells}
+
+
+def test_what_llama_benchys_prompts_are_made_of_is_part_of_its_cells(here: Workspace) -> None:
+    here.campaigns["demo"]["instruments"].append({"instrument": "llama_benchy"})
+    book, tokenizer = here.root / "book.txt", here.root / "tokenizer"
+    book.write_text("a")
+    tokenizer.mkdir()
+    (tokenizer / "tokenizer.json").write_text("{}")
+    seen = [
+        benchy_of(here),
+        benchy_of(here, tokenizer="a/hub-name"),
+        benchy_of(here, tokenizer=str(tokenizer)),
+        benchy_of(here, book=str(book)),
+    ]
+    book.write_text("b")
+    seen.append(benchy_of(here))
+    (tokenizer / "tokenizer.json").write_text("[]")
+    seen.append(benchy_of(here))
+    seen.append(benchy_of(here, speculates_if="tps == 1000"))
+    assert benchy_of(here) == seen[-1]
+    assert len({cells["llama_benchy"] for cells in seen}) == len(seen)
+    assert len({cells["probe"] for cells in seen}) == 1
+
+
 def test_a_timeout_is_no_part_of_an_instrument(here: Workspace) -> None:
     before = [cell.fingerprint for cell in load("demo").cells]
     here.campaigns["demo"]["instruments"][0]["timeout_s"] = 5
@@ -107,6 +174,21 @@ def test_flags_become_arguments_and_null_takes_one_away() -> None:
     template = lane.command_template(served, flags)
     assert template == ["serve", "{model}", "--b", "--c", "x y", "--e", "1", "two"]
     assert lane.fill(template, served, 1)[:2] == ["serve", "m"]
+
+
+def test_placeholders_are_filled_in_the_command_and_nowhere_else() -> None:
+    served = Lane(
+        description="x",
+        engine="other",
+        command=["serve", "{model}", "--url=http://{host}:{port}/{name}", "{names}"],
+        model={"name": "{port}"},
+        flags={"--json": '{"a":{port}}', "--b": "{model}"},
+    )
+    line = lane.fill(lane.command_template(served, served.flags), served, 7)
+    assert line == [
+        *["serve", "{port}", "--url=http://127.0.0.1:7/{port}", "{names}"],
+        *["--json", '{"a":{port}}', "--b", "{model}"],
+    ]
 
 
 def test_env_may_be_used_in_a_constraint_as_a_number() -> None:

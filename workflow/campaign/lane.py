@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +15,8 @@ from campaign.errors import CampaignError
 from campaign.files import digest, sha256_of
 from campaign.schema import Constraint, Env, Flags, Lane, Model, Variant
 from campaign.settings import PROTOCOLS
+
+PLACEHOLDER = re.compile(r"\{(?:model|name|host|port)\}")
 
 
 def merged_flags(lane: Lane, variant: Variant) -> Flags:
@@ -49,7 +53,10 @@ def command_template(lane: Lane, flags: Flags) -> list[str]:
 
 
 def fill(template: list[str], lane: Lane, port: int) -> list[str]:
-    """The command as it is run: {model}, {name}, {host} and {port} put in, `python` as this interpreter."""
+    """The command as it is run: {model}, {name}, {host} and {port} put in, `python` as this interpreter.
+
+    Only the words of the lane's `command` are filled: a flag such as {"a":{port}} is handed on as written.
+    """
     model = model_path(lane.model)
     values = {
         "{model}": str(model) if model else lane.model.name,
@@ -57,12 +64,10 @@ def fill(template: list[str], lane: Lane, port: int) -> list[str]:
         "{host}": lane.host,
         "{port}": str(port),
     }
-    filled = []
-    for part in template:
-        for placeholder, value in values.items():
-            part = part.replace(placeholder, value)
-        filled.append(part)
-    return [sys.executable, *filled[1:]] if filled[0] == "python" else filled
+    own = len(lane.command)
+    filled = [PLACEHOLDER.sub(lambda found: values[found[0]], word) for word in template[:own]]
+    program = sys.executable if filled[0] == "python" else filled[0]
+    return [program, *filled[1:], *template[own:]]
 
 
 def model_path(model: Model) -> Path | None:
@@ -76,12 +81,28 @@ def model_path(model: Model) -> Path | None:
             )
         path = Path(roots[0]).parent / model.file
     elif model.path:
-        path = Path(model.path).expanduser()
+        path = local(model.path)
     else:
         return None
-    if not path.exists():
+    if not is_there(path):
         raise CampaignError(f"the weights {path} are not there; correct model in the lane's file.")
     return path
+
+
+def local(text: str) -> Path:
+    """A path of this machine, as config writes it; one below a home that nobody has is a CampaignError."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise CampaignError(f"{text} is in no home directory of this machine; write the path out.") from None
+
+
+def is_there(path: Path) -> bool:
+    """Whether something is at that path that may be read."""
+    try:
+        return path.exists() and os.access(path, os.R_OK)
+    except OSError:
+        return False
 
 
 def check_model(model: Model) -> None:
@@ -89,6 +110,8 @@ def check_model(model: Model) -> None:
     path = model_path(model)
     if path is None or model.sha256 is None:
         return
+    if path.is_dir():
+        raise CampaignError(f"the weights {path} are a directory, which sha256 can't check; take it out.")
     found = sha256_of(path)
     if found != model.sha256:
         raise CampaignError(
@@ -108,8 +131,37 @@ def package_versions(names: list[str]) -> dict[str, str | None]:
     return versions
 
 
-def identity(lane: Lane, flags: Flags, env: Env, blocked: Constraint | None = None) -> Mapping[str, Any]:
-    """Everything that makes one variant another one to measure; no port, no path of this machine."""
+def weights(model: Model) -> list[tuple[str, int, int]] | None:
+    """The files under model.path by name, size and time, which change when weights are replaced in place.
+
+    None when a checksum or a package's version tells them apart, or when they are not on this machine.
+    """
+    if model.sha256 or not model.path:
+        return None
+    root = local(model.path)
+    if not is_there(root):
+        return None
+    files = [root] if root.is_file() else sorted(root.rglob("*"))
+    found = []
+    for file in files:
+        name = file.relative_to(root)
+        if file.is_file() and not any(part.startswith(".") for part in name.parts):
+            stat = file.stat()
+            found.append((name.as_posix(), stat.st_size, stat.st_mtime_ns))
+    return found or None
+
+
+def identity(
+    lane: Lane,
+    flags: Flags,
+    env: Env,
+    blocked: Constraint | None = None,
+    place: Mapping[str, Any] | None = None,
+) -> Mapping[str, Any]:
+    """Everything that makes one variant another one to measure; no port.
+
+    `place` is what the lane's file doesn't tell: the venue, and the weights as they lie there.
+    """
     carriers = [lane.model.package] if lane.model.package else []
     return {
         "protocol": [PROTOCOLS["boot"], PROTOCOLS["warm_up"]],
@@ -122,9 +174,16 @@ def identity(lane: Lane, flags: Flags, env: Env, blocked: Constraint | None = No
         "packages": package_versions([*lane.packages, *carriers]),
         "warm_up": lane.warm_up.model_dump(),
         "blocked": blocked.name if blocked else None,
+        "place": place,
     }
 
 
-def fingerprint(lane: Lane, flags: Flags, env: Env, blocked: Constraint | None = None) -> str:
+def fingerprint(
+    lane: Lane,
+    flags: Flags,
+    env: Env,
+    blocked: Constraint | None = None,
+    place: Mapping[str, Any] | None = None,
+) -> str:
     """The digest of a variant's identity."""
-    return digest(identity(lane, flags, env, blocked))
+    return digest(identity(lane, flags, env, blocked, place))

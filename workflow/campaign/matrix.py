@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from campaign import config, lane, secret
+from campaign import book, config, lane, secret
 from campaign.errors import CampaignError
 from campaign.expression import evaluate
-from campaign.files import digest
+from campaign.files import digest, sha256_of
 from campaign.schema import Campaign, Constraint, Env, Flags, Lane, Venue
 from campaign.settings import PROTOCOLS, Point
 
@@ -150,13 +151,27 @@ def load(name: str) -> Matrix:
     _check_boots(campaign, order, where)
     secret.refuse_words(served.command, f"{config.path_of('lanes', campaign.lane)}: command")
     secret.refuse(served.flags, served.env, str(config.path_of("lanes", campaign.lane)))
-    variants = {key: _resolve(key, campaign, served, where) for key in campaign.variants}
+    place = {
+        "venue": {"name": campaign.venue, "hosts": venue.hosts},
+        "weights": lane.weights(served.model),
+    }
+    variants = {key: _resolve(key, campaign, served, where, place) for key in campaign.variants}
     _check_labels(variants, where)
     boots = tuple(_boots(name, order, variants))
-    return Matrix(name, campaign, served, venue, variants, boots, tuple(_cells(campaign, boots, where)))
+    return Matrix(
+        name,
+        campaign,
+        served,
+        venue,
+        variants,
+        boots,
+        tuple(_cells(campaign, served, variants, boots, where)),
+    )
 
 
-def _resolve(name: str, campaign: Campaign, served: Lane, where: Path) -> ResolvedVariant:
+def _resolve(
+    name: str, campaign: Campaign, served: Lane, where: Path, place: Mapping[str, Any]
+) -> ResolvedVariant:
     variant = campaign.variants[name]
     flags, env = lane.merged_flags(served, variant), lane.merged_env(served, variant)
     lane_file = config.path_of("lanes", campaign.lane)
@@ -172,7 +187,7 @@ def _resolve(name: str, campaign: Campaign, served: Lane, where: Path) -> Resolv
         note=variant.note,
         flags=flags,
         env=env,
-        fingerprint=lane.fingerprint(served, flags, env, blocked),
+        fingerprint=lane.fingerprint(served, flags, env, blocked, place),
         blocked=blocked,
         speculates=served.speculates_if is not None
         and evaluate(served.speculates_if, flags, env, f"{lane_file}: speculates_if (variant {name})"),
@@ -186,7 +201,15 @@ def _boots(campaign: str, order: list[str], variants: dict[str, ResolvedVariant]
         yield Boot(campaign, variant, f"b{made[variant]}", variants[variant].blocked is not None)
 
 
-def _cells(campaign: Campaign, boots: tuple[Boot, ...], where: Path) -> Iterator[Cell]:
+def _cells(
+    campaign: Campaign,
+    served: Lane,
+    variants: Mapping[str, ResolvedVariant],
+    boots: tuple[Boot, ...],
+    where: Path,
+) -> Iterator[Cell]:
+    benchy = any(block.instrument == "llama_benchy" for block in campaign.instruments)
+    texts = _benchy_texts(served) if benchy else {}
     for boot in boots:
         seen: set[tuple[str, str]] = set()
         for number, block in enumerate(campaign.instruments):
@@ -201,13 +224,32 @@ def _cells(campaign: Campaign, boots: tuple[Boot, ...], where: Path) -> Iterator
                         f"two blocks for the variant {boot.variant}; take it out of one."
                     )
                 seen.add((block.instrument, point.name))
-                yield Cell(boot, block.instrument, point, instrument_fingerprint(block.instrument, point))
+                inputs = {}
+                if block.instrument == "llama_benchy":
+                    inputs = {**texts, "speculates": variants[boot.variant].speculates}
+                yield Cell(
+                    boot, block.instrument, point, instrument_fingerprint(block.instrument, point, inputs)
+                )
 
 
-def instrument_fingerprint(instrument: str, point: Point) -> str:
-    """The digest of what measures and how: protocol and settings, without patience (timeouts)."""
+def _benchy_texts(served: Lane) -> dict[str, Any]:
+    """What llama-benchy's prompts are made of, by name and bytes; `gguf` is told by the weights' identity."""
+
+    def checksum(path: Path) -> str | None:
+        return sha256_of(path) if lane.is_there(path) and path.is_file() else None
+
+    tokenizer = lane.local(served.tokenizer) / "tokenizer.json"
+    return {
+        "tokenizer": [served.tokenizer, None if served.tokenizer == "gguf" else checksum(tokenizer)],
+        "book": [served.book, checksum(lane.local(served.book)) if served.book else book.SHA256],
+    }
+
+
+def instrument_fingerprint(instrument: str, point: Point, inputs: Mapping[str, Any] | None = None) -> str:
+    """The digest of what measures and how: protocol, settings and inputs, without patience (timeouts)."""
     settings = point.model_dump(mode="json", exclude={"timeout_s"})
-    return digest({"instrument": instrument, "protocol": PROTOCOLS[instrument], "settings": settings})
+    told = {"instrument": instrument, "protocol": PROTOCOLS[instrument], "settings": settings}
+    return digest({**told, "inputs": inputs} if inputs else told)
 
 
 def _check_names(campaign: Campaign, order: list[str], where: Path) -> None:
