@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import synthetic
-from campaign import cells, format, report
+from campaign import cells, format, ledger, report
 from campaign.markdown import Notes, code, escaped, one_line, table
 from campaign.matrix import Matrix
 from campaign.outcome import Fingerprint, Metric
@@ -194,6 +194,22 @@ def test_every_row_has_a_link_to_its_files(plan: Matrix) -> None:
     linked = {(OUT.parent / target).resolve() for target in targets}
     assert {cell.path.resolve() for cell in plan.cells if cell.path.exists()} <= linked
     assert all(path.exists() for path in linked)
+
+
+def test_the_report_reads_the_same_once_the_last_engine_is_stopped(plan: Matrix) -> None:
+    ledger.append(plan.ledger, "start", "base.b2.2", variant="base", boot="b2", attempt=2, fingerprint="f")
+    ledger.append(plan.ledger, "ready", "base.b2.2", boot_s=30.0, facts={})
+    before = render(plan)
+    ledger.append(plan.ledger, "stopped", "base.b2.2", how=ledger.AT_THE_END)
+    assert render(plan) == before
+    assert "in use to the end of the run" in before
+
+
+def test_figures_of_several_engine_processes_are_told(plan: Matrix) -> None:
+    assert "engine processes" not in render(plan)
+    synthetic.measure(plan, synthetic.cell(plan, "ngram", "d0-c1"), provenance={"boot_id": "ngram.b1.2"})
+    told = "Figures of n-gram come from 2 engine processes: ngram.b1.1, ngram.b1.2."
+    assert told in section(render(plan), "What this does not establish")
 
 
 def test_the_ledger_tells_each_attempt(plan: Matrix) -> None:

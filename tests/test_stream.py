@@ -247,3 +247,8 @@ def test_a_line_without_end_is_an_error_and_not_all_memory() -> None:
     part = b"x" * (1 << 20)
     reads = [(0.1, b"data: "), *((0.1, part) for _ in range(sse.MAX_LINE_BYTES // len(part) + 1))]
     assert read_stream(reads).flags == ("oversized",)
+
+
+def test_a_count_that_no_answer_has_is_no_count() -> None:
+    reading = read_stream(plain(tail=(usage(10**400, prompt=10**400),)), max_tokens=50)
+    assert (reading.completion_tokens, reading.prompt_tokens) == (None, None)

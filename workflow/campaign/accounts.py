@@ -10,7 +10,7 @@ from typing import Any
 from campaign import cells, format
 from campaign.cells import Group, Results, State
 from campaign.format import DASH
-from campaign.ledger import BootAttempt
+from campaign.ledger import AT_THE_END, BootAttempt
 from campaign.markdown import code, escaped, inline, table
 from campaign.matrix import ResolvedVariant
 from campaign.outcome import Outcome, Reason
@@ -144,11 +144,22 @@ def checks(results: Results) -> list[str]:
     if known:
         lines.append(
             f"Cached prompt tokens, as the engine reports them: {min(known):,} to {max(known):,} "
-            f"over {len(known):,} probe passes."
+            f"over {len(known):,} probe passes{_template(results)}."
         )
     if len(known) < len(passes):
         lines.append(f"Probe passes without a count of cached tokens: {len(passes) - len(known):,}.")
     return lines
+
+
+def _template(results: Results) -> str:
+    """How many of the cached tokens are no hit: the chat template, which all prompts begin with."""
+    found = {
+        record.current.details.get("calibration", {}).get("template_tokens")
+        for record in results.cells
+        if record.cell.instrument == "probe" and record.current is not None
+    }
+    sizes = sorted(size for size in found if size)
+    return f" (the chat template, which every prompt shares, has {sizes[-1]:,})" if sizes else ""
 
 
 def distinct(results: Results, key: str) -> list[tuple[Any, int]]:
@@ -204,7 +215,8 @@ def _failure(config: str, what: str, state: str, reason: Reason | None) -> list[
 def _end(attempt: BootAttempt) -> str:
     if attempt.reason is not None:
         return escaped(attempt.reason.summary)
-    if attempt.end is None:
-        return "up when this was written" if attempt.ready else DASH
+    if attempt.end is None or attempt.death == AT_THE_END:
+        # The report is written while the last engine is still up; written again later it reads the same.
+        return "in use to the end of the run" if attempt.ready else DASH
     told = escaped(attempt.death or "")
     return f"died: {told}" if attempt.end == "died" else f"stopped {told}".strip()

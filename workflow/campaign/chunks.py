@@ -12,6 +12,10 @@ from campaign.sse import Event, events
 MAX_ERROR_CHARS = 300
 
 
+MOST_TOKENS = 10**9
+"""A count beyond this is no count of one answer's tokens."""
+
+
 @dataclass(frozen=True)
 class Delta:
     """One token-bearing event: when it was complete (s), and what the server's own counts say of it."""
@@ -134,7 +138,7 @@ def take_usage(chunks: Chunks, usage: dict[str, Any]) -> int | None:
     chunks.prompt = _count(usage.get("prompt_tokens")) or chunks.prompt
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    if isinstance(cached, int) and not isinstance(cached, bool) and cached >= 0:
+    if isinstance(cached, int) and not isinstance(cached, bool) and 0 <= cached <= MOST_TOKENS:
         chunks.cached = cached
     details = usage.get("completion_tokens_details")
     if isinstance(details, dict):
@@ -144,7 +148,9 @@ def take_usage(chunks: Chunks, usage: dict[str, Any]) -> int | None:
 
 def _count(value: Any) -> int | None:
     """A positive whole number; a zero count beside tokens means that the server didn't count."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    return (
+        value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MOST_TOKENS else None
+    )
 
 
 def _take_choice(chunks: Chunks, choice: dict[str, Any], t: float, total: int | None) -> None:

@@ -197,7 +197,7 @@ def release(keep: bool) -> None:
             if keep:
                 lease.write(state, lease.Lease(held.owner, held.run, held.campaign, held.since, keep=True))
                 continue
-            end(state, "at the end of the run")
+            end(state, ledger.AT_THE_END)
             (state / "lease.json").unlink(missing_ok=True)
 
 

@@ -13,6 +13,8 @@ from pydantic import ValidationError
 
 from campaign.outcome import Reason, now
 
+AT_THE_END = "at the end of the run"
+
 EventKind = Literal["start", "ready", "failed", "died", "stopped"]
 
 

@@ -82,6 +82,7 @@ def setup(results: Results, facts: list[tuple[str, str]]) -> list[str]:
     model = served.model
     rows = [
         ("engine", escaped(served.engine)),
+        ("env of the baseline", _env(results.matrix)),
         ("image", code(served.image) if served.image else ""),
         ("model", escaped(model.name)),
         ("model file", code(model.file) if model.file else ""),
@@ -126,6 +127,11 @@ def _sources(boot: BootRecord, out: Path) -> str | None:
     return "; ".join(
         " ".join([*([group] if group else []), ", ".join(links)]) for group, links in parts.items()
     )
+
+
+def _env(plan: Matrix) -> str:
+    env = plan.variants[plan.campaign.baseline].env
+    return ", ".join(code(f"{name}={lane.text_of(value)}") for name, value in env.items())
 
 
 def _packages(results: Results) -> list[tuple[str, str]]:

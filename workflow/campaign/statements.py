@@ -86,6 +86,16 @@ def limits(results: Results) -> list[str]:
             f"Decoding speculatively: {format.listed(speculative, most=12)}. Their decode rate depends on "
             "how often drafts are accepted in the text at hand; it is that of these prompts."
         )
+    for boot in results.boots:
+        used = {r.current.provenance.get("boot_id") for r in boot.cells if r.numbers and r.current} - {None}
+        if len(used) > 1:
+            told = format.listed(sorted(str(name) for name in used), most=6)
+            lines.append(f"Figures of {rows.name(boot.boot)} come from {len(used)} engine processes: {told}.")
+    model = results.matrix.lane.model
+    if not (model.revision or model.sha256 or model.package):
+        lines.append(
+            "The weights have no revision or checksum: other weights under this name would not show."
+        )
     recorded = sum(record.recorded for record in printed)
     if recorded:
         lines.append(
