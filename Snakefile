@@ -29,6 +29,7 @@ rule all:
 
 onstart:
     shell(WHO)
+    check()
 
 
 onsuccess:

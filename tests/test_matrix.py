@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from campaign import lane
+from campaign import instruments, lane, tokenizer
 from campaign.errors import CampaignError
 from campaign.expression import evaluate
 from campaign.files import digest
 from campaign.matrix import Matrix, load
 from campaign.schema import Lane, Variant
+from campaign.workflow import Plan
 from hypothesis import given
 from hypothesis import strategies as st
 from workspace import Workspace
@@ -113,19 +115,19 @@ def benchy_of(here: Workspace, **changes: Any) -> dict[str, str]:
 
 def test_what_llama_benchys_prompts_are_made_of_is_part_of_its_cells(here: Workspace) -> None:
     here.campaigns["demo"]["instruments"].append({"instrument": "llama_benchy"})
-    book, tokenizer = here.root / "book.txt", here.root / "tokenizer"
+    book, folder = here.root / "book.txt", here.root / "tokenizer"
     book.write_text("a")
-    tokenizer.mkdir()
-    (tokenizer / "tokenizer.json").write_text("{}")
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text("{}")
     seen = [
         benchy_of(here),
         benchy_of(here, tokenizer="a/hub-name"),
-        benchy_of(here, tokenizer=str(tokenizer)),
+        benchy_of(here, tokenizer=str(folder)),
         benchy_of(here, book=str(book)),
     ]
     book.write_text("b")
     seen.append(benchy_of(here))
-    (tokenizer / "tokenizer.json").write_text("[]")
+    (folder / "tokenizer.json").write_text("[]")
     seen.append(benchy_of(here))
     seen.append(benchy_of(here, speculates_if="tps == 1000"))
     assert benchy_of(here) == seen[-1]
@@ -214,3 +216,44 @@ scalars = st.none() | st.booleans() | st.integers() | st.text(max_size=8)
 @given(st.dictionaries(st.text(max_size=8), scalars))
 def test_a_digest_does_not_depend_on_the_order_of_keys(data: dict[str, Any]) -> None:
     assert digest(dict(reversed(data.items()))) == digest(data)
+
+
+def test_a_check_wants_only_what_the_cells_to_be_measured_need(
+    here: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAMPAIGN_ENVS", str(here.root / "none"))
+    here.campaigns["demo"]["instruments"] += [
+        {"instrument": "llama_benchy", "version": "0.3.8", "variants": ["base"]},
+        {"instrument": "llama_benchy", "variants": ["slow", "huge"]},
+    ]
+    here.write()
+    plan = Plan.of({"campaigns": ["demo"]})
+    paths = {str(cell.path): cell for cell in plan.matrices["demo"].cells}
+    plan.check([path for path, cell in paths.items() if cell.boot.variant in ("base", "huge")])
+    plan.check(["reports/demo.md"])
+    with pytest.raises(CampaignError, match=r"demo\.yaml can't be measured: .*tokenizer: gguf needs"):
+        plan.check(paths)
+    here.lane.update(tokenizer="a/hub-name", book="~/no/such/book")
+    here.write()
+    with pytest.raises(CampaignError, match=r"book: .*/no/such/book is not there"):
+        Plan.of({"campaigns": ["demo"]}).check(paths)
+    here.lane.pop("book")
+    here.write()
+    with pytest.raises(CampaignError, match=r"llama-benchy 0\.4\.0 is not installed"):
+        Plan.of({"campaigns": ["demo"]}).check(paths)
+
+
+@pytest.mark.parametrize("name", ["/models/x", "../x", "x"])
+def test_a_tokenizer_made_from_the_weights_stays_under_results(
+    here: Workspace, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(tokenizer, "ensure", lambda gguf, out: out)
+    made = set()
+    for file in ("a.gguf", "b.gguf"):
+        (here.root / file).write_text("x")
+        here.lane["model"] = {"name": name, "path": file}
+        here.write()
+        made.add(Path(instruments._tokenizer(load("demo"))))
+    assert len(made) == 2
+    assert {folder.parent for folder in made} == {instruments.ASSETS / "tokenizers"}
+    assert all(".." not in folder.parts for folder in made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -158,3 +159,33 @@ def test_no_results_but_the_plan_says_what_a_run_would_cost(workspace: Workspace
     assert said.returncode == 0, said.stderr
     assert "3 boots" in said.stdout
     assert CAMPAIGN["baseline"] in said.stdout
+
+
+def test_what_is_missing_is_said_before_the_first_boot_and_a_dry_run_needs_nothing(
+    workspace: Workspace,
+) -> None:
+    boot = "results/demo/base/b1/boot.json"
+    workspace.campaigns["demo"]["instruments"] = [{"instrument": "tool_eval", "label": "x"}]
+    workspace.write()
+    env = {**workspace.environment, "CAMPAIGN_ENVS": str(workspace.root / "none")}
+    ran = [
+        subprocess.run(
+            workspace.command(*options),
+            cwd=workspace.root,
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        for options in ((), ("-n",))
+    ]
+    assert [run.returncode for run in ran] == [1, 0]
+    said = ran[0].stdout + ran[0].stderr
+    assert "config/campaigns/demo.yaml can't be measured: tool-eval-bench 3.0.0 is not installed" in said
+    assert "Traceback" not in said
+    workspace.lane["model"]["path"] = "/nowhere/weights"
+    workspace.write()
+    said = workspace.output(expect=1)
+    assert "config/campaigns/demo.yaml can't be measured: the weights /nowhere/weights are not there" in said
+    workspace.output("-n")
+    assert not (workspace.root / boot).exists()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from campaign import benchy_traffic, evidence
 from campaign.benchy_traffic import Traffic
 from campaign.counters import Window
 from campaign.errors import CampaignError
-from campaign.lane import model_path
+from campaign.files import digest
+from campaign.lane import is_there, local, model_path
 from campaign.matrix import RESULTS, Cell, Matrix
 from campaign.nodes import Watch
 from campaign.outcome import Measurement
@@ -61,6 +63,26 @@ def _own_traffic(raw: Path, point: BenchyPoint) -> Traffic:
     return benchy_traffic.of(requests, (raw / llama_benchy.LOG).read_text(encoding="utf-8"), point)
 
 
+def check(matrix: Matrix, cells: Iterable[Cell]) -> None:
+    """Raise CampaignError when what these cells need is not there: harnesses, weights, tokenizer, book.
+
+    A release of llama-benchy that is not run here needs nothing: its cells take recorded results only.
+    """
+    from campaign import harness, llama_benchy, tool_eval
+
+    model_path(matrix.lane.model)
+    points = [cell.settings for cell in cells]
+    tools = {(tool_eval.NAME, point.version) for point in points if isinstance(point, ToolEvalPoint)}
+    if any(isinstance(point, BenchyPoint) and point.version == llama_benchy.VERSION for point in points):
+        tools.add((llama_benchy.NAME, llama_benchy.VERSION))
+        if matrix.lane.tokenizer == "gguf":
+            _gguf(matrix)
+        if matrix.lane.book is not None:
+            _own_book(matrix, matrix.lane.book)
+    for name, version in sorted(tools):
+        harness.find(name, version)
+
+
 def version_of(instrument: str, cell: Cell | None) -> str:
     """The instrument's name and version, as tables of one version only may compare it."""
     point = cell.settings if cell else None
@@ -76,15 +98,23 @@ def _tokenizer(matrix: Matrix) -> str:
     given = matrix.lane.tokenizer
     if given != "gguf":
         return given
+    weights = _gguf(matrix)
+    from campaign import tokenizer
+
+    model = matrix.lane.model
+    # A name is whatever the engine serves, a path among them; a digest of it is a directory's name.
+    folder = digest([model.name, model.package, model.file or model.path])
+    return str(tokenizer.ensure(weights, ASSETS / "tokenizers" / folder))
+
+
+def _gguf(matrix: Matrix) -> Path:
     weights = model_path(matrix.lane.model)
     if weights is None:
         raise CampaignError(
             f"config/lanes/{matrix.campaign.lane}.yaml: tokenizer: gguf needs model.path or model.package; "
             "name a tokenizer directory instead."
         )
-    from campaign import tokenizer
-
-    return str(tokenizer.ensure(weights, ASSETS / "tokenizers" / matrix.lane.model.name))
+    return weights
 
 
 def _book(matrix: Matrix) -> Path:
@@ -92,8 +122,12 @@ def _book(matrix: Matrix) -> Path:
         from campaign import book
 
         return book.ensure(ASSETS / "book.txt")
-    path = Path(matrix.lane.book).expanduser()
-    if not path.is_file():
+    return _own_book(matrix, matrix.lane.book)
+
+
+def _own_book(matrix: Matrix, given: str) -> Path:
+    path = local(given)
+    if not is_there(path) or not path.is_file():
         raise CampaignError(
             f"config/lanes/{matrix.campaign.lane}.yaml: book: {path} is not there; correct it."
         )

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -79,6 +79,22 @@ class Plan:
             if names.count(name) > 1:
                 raise CampaignError(f"config/config.yaml: campaigns: {name} is named twice; name it once.")
         return cls({name: load(name) for name in names}, chosen.keep_engine)
+
+    def check(self, outputs: Iterable[str]) -> None:
+        """Is there what the cells among these outputs need? A CampaignError says what isn't, before any boot.
+
+        A campaign that is only rendered here needs nothing.
+        """
+        from campaign import instruments
+
+        wanted = set(outputs)
+        for matrix in self.matrices.values():
+            cells = [cell for cell in matrix.cells if not cell.boot.blocked and str(cell.path) in wanted]
+            if cells:
+                try:
+                    instruments.check(matrix, cells)
+                except CampaignError as error:
+                    raise CampaignError(f"{matrix.file} can't be measured: {error}") from None
 
     @property
     def records(self) -> list[str]:

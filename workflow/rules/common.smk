@@ -16,6 +16,17 @@ except CampaignError as error:
 WHO = "python -m campaign.engine who"
 RELEASE = "python -m campaign.engine release" + (" --keep" if PLAN.keep_engine else "")
 
+
+def check():
+    """What a run needs is looked for before its first boot, which may take an hour; a dry run needs nothing."""
+    try:
+        PLAN.check(
+            str(path) for job in workflow.dag.needrun_jobs() for path in job.output
+        )
+    except CampaignError as error:
+        raise WorkflowError(str(error)) from None
+
+
 # One engine a venue: a limit that stands only in a profile is dropped by any --resources on the command line.
 for venue in PLAN.venues:
     workflow.global_resources[venue] = 1
