@@ -3,12 +3,13 @@ PYTHON ?= python3
 CAMPAIGN ?= smollm2-cpu
 
 VENV := .venv
+PYTHON_CODE := workflow tests benchmarks
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes
 HARNESSES := llama-benchy-0.4.0 tool-eval-bench-3.0.0 tool-eval-bench-2.8.0
 SNAKEMAKE := $(VENV)/bin/snakemake --config campaigns=$(CAMPAIGN)
 PLAN := $(VENV)/bin/python -m campaign.plan $(CAMPAIGN)
 
-.PHONY: campaign plan retry again stop setup setup-dev test benchmark-probe check format locks schemas clean
+.PHONY: campaign plan retry again stop setup setup-dev test benchmark-probe check format schemas clean
 
 campaign: ## measure CAMPAIGN and write reports/CAMPAIGN.md
 	@$(MAKE) --no-print-directory -j2 setup
@@ -32,22 +33,24 @@ stop: ## stop an engine that keep_engine left up (VENUE=local)
 
 test: ## every test, on the real engine and on the fake one
 	@$(MAKE) --no-print-directory -j2 setup setup-dev
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest -m "(workflow or harness) and not engine" --numprocesses 2 --dist loadscope
+	@# What is exact in time runs alone.
+	$(VENV)/bin/python -m pytest -m "engine or not (workflow or harness)"
 
 benchmark-probe: $(VENV)/.ready .envs/llama-benchy-0.4.0/.ready .envs/aiperf-0.13.0/.ready ## our probe and its peers against a known truth (docs/benchmark-probe.md)
 	PYTHONPATH=tests:benchmarks $(VENV)/bin/python -m probe
 
 check: setup-dev ## format, lint and types
-	$(VENV)/bin/ruff format --check workflow tests
-	$(VENV)/bin/ruff check workflow tests
+	$(VENV)/bin/ruff format --check $(PYTHON_CODE)
+	$(VENV)/bin/ruff check $(PYTHON_CODE)
 	$(VENV)/bin/mypy
 	$(VENV)/bin/snakefmt --check Snakefile workflow/rules
 	@# Snakemake wants a conda environment in each rule; ours are pinned under envs/ instead.
 	@$(VENV)/bin/python tests/lint_workflow.py
 
 format: setup-dev
-	$(VENV)/bin/ruff format workflow tests
-	$(VENV)/bin/ruff check --fix workflow tests
+	$(VENV)/bin/ruff format $(PYTHON_CODE)
+	$(VENV)/bin/ruff check --fix $(PYTHON_CODE)
 	$(VENV)/bin/snakefmt Snakefile workflow/rules
 
 schemas: setup ## write workflow/schemas and config/README.md from the models

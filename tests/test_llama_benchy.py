@@ -18,6 +18,8 @@ from campaign.settings import BenchyPoint, Endpoint
 from fake_engine import Settings, parse_quirks
 from harnesses import ENVS, fake_engine, word_book, word_tokenizer
 
+pytestmark = pytest.mark.harness
+
 CASES = Path(__file__).parent / "cases" / "llama_benchy"
 RECORDED = {
     "ok": (3, 1, 0, "ok", None),

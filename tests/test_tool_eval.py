@@ -17,6 +17,8 @@ from campaign.settings import Endpoint, ToolEvalPoint
 from fake_engine import Settings, parse_quirks
 from harnesses import ENVS, fake_engine
 
+pytestmark = pytest.mark.harness
+
 CASES = Path(__file__).parent / "cases" / "tool_eval"
 CHOSEN = ("TC-01", "TC-02", "TC-07")
 LIVE: dict[tuple[str, str], tuple[str, str | None, str]] = {
