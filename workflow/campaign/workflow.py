@@ -83,13 +83,14 @@ class Plan:
     def check(self, outputs: Iterable[str]) -> None:
         """Is there what the cells among these outputs need? A CampaignError says what isn't, before any boot.
 
-        A campaign that is only rendered here needs nothing.
+        A campaign that is only rendered here needs nothing, nor does a cell whose outcome was recorded.
         """
         from campaign import instruments
 
         wanted = set(outputs)
         for matrix in self.matrices.values():
-            cells = [cell for cell in matrix.cells if not cell.boot.blocked and str(cell.path) in wanted]
+            asked = [cell for cell in matrix.cells if str(cell.path) in wanted and not cell.boot.blocked]
+            cells = [cell for cell in asked if not _is_recorded(cell.path)]
             if cells:
                 try:
                     instruments.check(matrix, cells)
@@ -191,6 +192,11 @@ class Plan:
                 keys.append((name, boot.variant, boot.name))
                 keys += [(name, *_cell_key(cell)) for cell in matrix.cells_of(boot)]
         return {key: len(keys) - rank for rank, key in enumerate(keys)}
+
+
+def _is_recorded(path: Path) -> bool:
+    data = _json(path)
+    return isinstance(data, dict) and data.get("recorded") is True
 
 
 def _records(matrix: Matrix) -> list[str]:
