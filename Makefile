@@ -33,7 +33,7 @@ stop: ## stop an engine that keep_engine left up (VENUE=local)
 
 test: ## every test, on the real engine and on the fake one
 	@$(MAKE) --no-print-directory -j2 setup setup-dev
-	$(VENV)/bin/python -m pytest -m "(workflow or harness) and not engine" --numprocesses 2 --dist loadscope
+	$(VENV)/bin/python -m pytest -m "(workflow or harness) and not engine" --numprocesses 3 --dist loadgroup
 	@# What is exact in time runs alone.
 	$(VENV)/bin/python -m pytest -m "engine or not (workflow or harness)"
 

@@ -18,7 +18,7 @@ from campaign.settings import BenchyPoint, Endpoint
 from fake_engine import Settings, parse_quirks
 from harnesses import ENVS, fake_engine, word_book, word_tokenizer
 
-pytestmark = pytest.mark.harness
+pytestmark = [pytest.mark.harness, pytest.mark.xdist_group("benchy")]
 
 CASES = Path(__file__).parent / "cases" / "llama_benchy"
 RECORDED = {

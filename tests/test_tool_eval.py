@@ -17,7 +17,7 @@ from campaign.settings import Endpoint, ToolEvalPoint
 from fake_engine import Settings, parse_quirks
 from harnesses import ENVS, fake_engine
 
-pytestmark = pytest.mark.harness
+pytestmark = [pytest.mark.harness, pytest.mark.xdist_group("tool_eval")]
 
 CASES = Path(__file__).parent / "cases" / "tool_eval"
 CHOSEN = ("TC-01", "TC-02", "TC-07")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from workspace import CAMPAIGN, ROOT, Job, Workspace
 
-pytestmark = pytest.mark.workflow
+pytestmark = [pytest.mark.workflow, pytest.mark.xdist_group("workflow")]
 
 POINTS = ["pp32-tg16-c1", "pp64-tg16-c1"]
 RENDER: list[Job] = [("report", "reports/demo.md"), ("summary", "results/demo/cells.csv")]
