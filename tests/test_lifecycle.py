@@ -205,7 +205,8 @@ def test_two_runs_that_share_a_venue_never_have_two_engines_up(workspace: Worksp
     while any(run.poll() is None for run in runs):
         up = [p for p in workspace.engines() if "fake_engine.py" in " ".join(_cmdline(p))]
         most = max(most, len(up))
-        told = told or workspace.python("campaign.engine", "who").stdout if up else told
+        told = told or (workspace.python("campaign.engine", "who").stdout if up else "")
+        time.sleep(0.05)
     for run in runs:
         said = finish(run)
         assert run.returncode == 0, said
