@@ -159,7 +159,7 @@ def _template(results: Results) -> str:
         if record.cell.instrument == "probe" and record.current is not None
     }
     sizes = sorted(size for size in found if size)
-    return f" (the chat template, which every prompt shares, has {sizes[-1]:,})" if sizes else ""
+    return f" (the chat template alone has {sizes[-1]:,}, and that is no hit)" if sizes else ""
 
 
 def distinct(results: Results, key: str) -> list[tuple[Any, int]]:
