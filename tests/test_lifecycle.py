@@ -228,7 +228,12 @@ def test_keep_engine_leaves_the_last_one_up_for_the_next_run(workspace: Workspac
     workspace.run("--config", "keep_engine=true")
     assert json.loads(cell.read_text())["provenance"]["boot_id"] == "base.b1.1"
     stopped = workspace.python("campaign.engine", "stop", "here")
-    assert stopped.returncode == 0, stopped.stderr
+    assert (stopped.returncode, stopped.stdout) == (0, "stopped base.b1.1 on here\n"), stopped.stderr
+    again = workspace.python("campaign.engine", "stop", "here")
+    assert (again.returncode, again.stdout) == (0, "no engine is up on here\n"), again.stderr
+    unknown = workspace.python("campaign.engine", "stop", "nowhere")
+    assert unknown.returncode == 2
+    assert "config/venues/nowhere.yaml is not there" in unknown.stderr
     nothing_up(workspace)
     assert [event["event"] for event in ledger(workspace)] == ["start", "ready", "stopped"]
 
