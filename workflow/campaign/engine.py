@@ -138,6 +138,7 @@ def start(room: Room, why: str) -> Running:
     try:
         lane.check_model(room.matrix.lane.model)
         _check_port(room, launch)
+        began = time.monotonic()
         room.launcher.start(room.state, launch)
         readiness.wait(
             endpoint,

@@ -25,10 +25,18 @@ def measure(endpoint: Endpoint, settings: WarmUp, timeout_s: float) -> Measureme
                 answer = client.post(f"{endpoint.base_url}/chat/completions", json=_body(endpoint, settings))
             except httpx.HTTPError as error:
                 return _failed("connection", f"{type(error).__name__}: {error}")
-            if answer.status_code != 200:
+            if answer.status_code != 200 or not _answered(answer):
                 return _failed("http_error", f"HTTP {answer.status_code}: {answer.text[:500]}")
             seconds.append(time.perf_counter() - began)
     return Measurement(status="ok", metrics=metrics_of(request_s=("s", seconds)))
+
+
+def _answered(answer: httpx.Response) -> bool:
+    """Whether an answer has a choice; engines have put errors under HTTP 200."""
+    try:
+        return bool(answer.json()["choices"])
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 def _body(endpoint: Endpoint, settings: WarmUp) -> dict[str, object]:
