@@ -31,10 +31,10 @@ def reads_of(name: str) -> Reads:
 
 @dataclass
 class Written:
-    """One replayed answer: when each read was really written, on time.perf_counter()'s clock."""
+    """One replayed answer: the moments before and after each write, on time.perf_counter()'s clock."""
 
     name: str
-    times: list[float] = field(default_factory=list)
+    times: list[tuple[float, float]] = field(default_factory=list)
 
 
 class Replay:
@@ -91,8 +91,9 @@ class Replay:
         for t, data in reads_of(name):
             if body["max_tokens"] > 1 and (wait := received + t - time.perf_counter()) > 0:
                 await asyncio.sleep(wait)
-            written.times.append(time.perf_counter())
+            before = time.perf_counter()
             chunk(writer, data)
+            written.times.append((before, time.perf_counter()))
         if body["max_tokens"] > 1:
             self.log.append(written)
         if MANIFEST[name]["connection"] == "reset":
