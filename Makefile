@@ -26,6 +26,7 @@ retry: setup ## measure every failed or not_run cell of CAMPAIGN again
 	@$(PLAN) | head -n 1
 
 again: setup ## measure one cell of CAMPAIGN again (CELL=results/…/POINT.json)
+	$(if $(CELL),,$(error name the cell: make again CAMPAIGN=$(CAMPAIGN) CELL=results/…/POINT.json))
 	$(SNAKEMAKE) --forcerun $(CELL)
 
 stop: ## stop an engine that keep_engine left up (VENUE=local)

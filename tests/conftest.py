@@ -6,7 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import synthetic
+from campaign.matrix import Matrix
 from workspace import Workspace
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Matrix:
+    """The toy campaign in a directory of the test's own, with every cell measured."""
+    monkeypatch.chdir(tmp_path)
+    made = synthetic.campaign()
+    synthetic.run_all(made)
+    return made
 
 
 @pytest.fixture

@@ -22,14 +22,6 @@ QUALITY = "tool-eval-bench 3.0.0, `short`: short scenarios, seed 42, thinking on
 FAILED = "Failed, invalid and blocked"
 
 
-@pytest.fixture
-def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Matrix:
-    monkeypatch.chdir(tmp_path)
-    plan = synthetic.campaign()
-    synthetic.run_all(plan)
-    return plan
-
-
 def render(plan: Matrix) -> str:
     return report.render(cells.read(plan), OUT)
 

@@ -6,20 +6,11 @@ import csv
 import io
 from pathlib import Path
 
-import pytest
 import synthetic
 import yaml
 from campaign import cells, summary
 from campaign.matrix import Matrix
 from campaign.outcome import Fingerprint
-
-
-@pytest.fixture
-def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Matrix:
-    monkeypatch.chdir(tmp_path)
-    plan = synthetic.campaign()
-    synthetic.run_all(plan)
-    return plan
 
 
 def rows(plan: Matrix, **wanted: str) -> list[dict[str, str]]:

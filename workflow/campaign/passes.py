@@ -13,15 +13,6 @@ from campaign.stream import StreamReading
 MAX_LAG_S = 0.15
 """A client that was away for longer can't say when a token came."""
 
-ERROR_FLAGS = (
-    "connection",
-    "http_error",
-    "stream_error",
-    "timeout",
-    "truncated",
-    "oversized",
-    "empty_stream",
-)
 SUMMARIES = {
     "connection": "no connection to the engine",
     "http_error": "the engine refused a request",

@@ -26,8 +26,6 @@ from campaign.settings import PROTOCOLS, Endpoint, ProbePoint
 from campaign.stream import StreamReading, read_stream
 
 CALIBRATION_WORDS = (0, 128)
-OPTIONAL = ("ignore_eos", "continuous_usage_stats", "timings_per_token")
-"""What the probe asks for that a strict server may refuse by name; then it is left out, and noted."""
 
 
 def measure(endpoint: Endpoint, point: ProbePoint) -> Measurement:

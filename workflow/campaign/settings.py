@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-PROTOCOLS = {"boot": 1, "warm_up": 1, "probe": 2, "llama_benchy": 2, "tool_eval": 2}
+PROTOCOLS = {"boot": 2, "warm_up": 1, "probe": 2, "llama_benchy": 2, "tool_eval": 2}
 """Version of how each instrument measures; a change that could move a number raises it."""
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
